@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
@@ -15,8 +16,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
+from rewards.terms.letters import place_score
 from rewards.terms.reading_orders import TextBox
-from rewards.terms.text_matching import fold_text, match_boxes
+from rewards.terms.text_matching import BoxMatch, fold_text, match_boxes
 from rewards.types import Prompt, RewardError, Scores
 
 OCR, OCR_EXACT = "ocr", "ocr_exact"
@@ -174,13 +176,36 @@ class OcrReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
         """Like `score`; the notes are what the engine read, see `BoxMatch.reading`."""
+        return self._to_scores(self._match(prompts, pixels))
+
+    @torch.no_grad()
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score_with_notes`; the parts are the letters that were read, see `place_score`."""
+        matches = self._match(prompts, pixels)
+        pieces = tuple(
+            place_score(
+                match,
+                is_case_sensitive=self._is_case_sensitive,
+                extra_text_penalty=self._extra_text_penalty,
+            )
+            for match in matches
+        )
+        return replace(self._to_scores(matches), parts=pieces)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The engine's networks."""
+        return self._reader.modules()
+
+    def _match(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> list[BoxMatch]:
         for prompt in prompts:
             if not prompt.texts:
                 raise ValueError(
                     f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the "
                     "term applies"
                 )
-        matches = [
+        return [
             match_boxes(
                 boxes,
                 prompt.texts,
@@ -189,24 +214,23 @@ class OcrReward:
             )
             for boxes, prompt in zip(self._reader.read(pixels), prompts, strict=True)
         ]
-        scores = torch.tensor([match.score for match in matches], dtype=torch.float32)
-        return Scores(scores, tuple(match.reading for match in matches))
 
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The engine's networks."""
-        return self._reader.modules()
+    @staticmethod
+    def _to_scores(matches: Sequence[BoxMatch]) -> Scores:
+        values = torch.tensor([match.score for match in matches], dtype=torch.float32)
+        return Scores(values, tuple(match.reading for match in matches))
 
     def _fold(self, text: str) -> str:
         return fold_text(text, is_case_sensitive=self._is_case_sensitive)
 
 
 def surest_reading(
-    upright: tuple[str, float], turned: Iterable[tuple[str, float]]
-) -> tuple[str, float]:
+    upright: tuple[TextBox, float], turned: Iterable[tuple[TextBox, float]]
+) -> tuple[TextBox, float]:
     """Choose among readings of the same box, turned in several ways.
 
     Args:
-        upright: Text that the engine read, and its confidence, 0..1.
+        upright: What the engine read, and its confidence, 0..1.
         turned: The same for the box turned in other ways. A single letter does not count: it may be
             a stroke of an upright one.
 
@@ -215,8 +239,8 @@ def surest_reading(
         confidence alone may prefer a part of the text, its product with the length repeated
         letters.
     """
-    readings = [upright, *(reading for reading in turned if len(reading[0]) > 1)]
-    return max(readings, key=lambda reading: len(reading[0]) * (2 * reading[1] - 1))
+    readings = [upright, *(reading for reading in turned if len(reading[0].text) > 1)]
+    return max(readings, key=lambda reading: len(reading[0].text) * (2 * reading[1] - 1))
 
 
 def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:

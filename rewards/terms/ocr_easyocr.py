@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import easyocr
@@ -83,9 +82,11 @@ class EasyOcrReader:
         turned = []
         for quarter_turns in (1, -1):
             found = self._reader.recognize(np.ascontiguousarray(np.rot90(cut, quarter_turns)))
-            turned += [(text, sureness) for _, text, sureness in found]
-        surest, _ = surest_reading((box.text, confidence), turned)
-        return replace(box, text=surest)
+            # Turned to the left, text that runs downwards is read; to the right, upwards.
+            corners = np.roll(box.corners, -quarter_turns, axis=0)
+            turned += [(text_box(text, corners), sureness) for _, text, sureness in found]
+        surest, _ = surest_reading((box, confidence), turned)
+        return surest
 
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:

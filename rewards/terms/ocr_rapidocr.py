@@ -5,9 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Float64, UInt8
 from rapidocr import RapidOCR
-from rapidocr.ch_ppocr_rec import TextRecInput
+from rapidocr.ch_ppocr_rec import TextRecInput, TextRecOutput
+from rapidocr.ch_ppocr_rec.typings import WordInfo
 from rapidocr.utils.output import RapidOCROutput
 from rapidocr.utils.process_img import get_rotate_crop_image
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class RapidOcrReader:
 
     def __init__(self, *, threads: int, detection_side: int) -> None:
         self._threads = threads
-        self._engine = RapidOCR(
+        self._engine = _Engine(
             params={
                 "Global.log_level": "critical",
                 # The classifier turns upside-down lines, which prompts do not ask for.
@@ -59,6 +60,7 @@ class RapidOcrReader:
                 # Lines in a batch are padded to the widest one, which can change the result: a
                 # score would depend on neighbouring lines.
                 "Rec.rec_batch_num": 1,
+                "Global.return_word_box": True,
             }
         )
 
@@ -78,9 +80,9 @@ class RapidOcrReader:
         return ()
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
-        picture = _with_room(picture)
+        padded, corner = _with_room(picture)
         # A box may be read with confidence only the other way round.
-        found = self._engine(picture, use_det=True, text_score=0.0)
+        found = self._engine(padded, use_det=True, text_score=0.0)
         if not isinstance(found, RapidOCROutput):
             raise TypeError(
                 f"RapidOCR returned a {type(found).__name__}: it found lines but recognised none; "
@@ -89,30 +91,76 @@ class RapidOcrReader:
         if found.boxes is None or found.txts is None:
             return []
         boxes = []
-        for corners, text, confidence in zip(found.boxes, found.txts, found.scores, strict=True):
-            turned = self._read_turned(picture, corners)
-            surest, sureness = surest_reading((text, float(confidence)), turned)
+        lines = zip(found.boxes, found.txts, found.scores, found.word_results, strict=True)
+        for corners, text, confidence, columns in lines:
+            place = np.asarray(corners, dtype=np.float64) - corner
+            downwards = np.roll(place, -1, axis=0) if _is_tall(corners) else place
+            upright = text_box(text, downwards, _centres(text, columns)), float(confidence)
+            turned = self._read_turned(padded, corners, np.roll(place, 1, axis=0))
+            surest, sureness = surest_reading(upright, turned)
             if sureness >= _LEAST_CONFIDENCE:
-                boxes.append(text_box(surest, np.asarray(corners, dtype=np.float64)))
+                boxes.append(surest)
         return boxes
 
     def _read_turned(
-        self, picture: UInt8[np.ndarray, "H W 3"], corners: Float32[np.ndarray, "4 2"]
-    ) -> list[tuple[str, float]]:
+        self,
+        picture: UInt8[np.ndarray, "H W 3"],
+        corners: Float32[np.ndarray, "4 2"],
+        upwards: Float64[np.ndarray, "4 2"],
+    ) -> list[tuple[TextBox, float]]:
         """Read a tall box turned to the right; RapidOCR has turned it to the left."""
-        width, height = (np.linalg.norm(corners[0] - corners[beside]) for beside in (1, 3))
-        if height < _TALL * width:
+        if not _is_tall(corners):
             return []
         turned = get_rotate_crop_image(picture, corners)[::-1, ::-1]
-        found = self._engine.text_rec(TextRecInput(img=[np.ascontiguousarray(turned)]))
-        return [*zip(found.txts, map(float, found.scores), strict=True)]
+        line = TextRecInput(img=[np.ascontiguousarray(turned)], return_word_box=True)
+        found = self._engine.text_rec(line)
+        return [
+            (text_box(text, upwards, _centres(text, columns)), float(confidence))
+            for text, confidence, columns in zip(
+                found.txts, found.scores, found.word_results, strict=True
+            )
+            if text.strip()
+        ]
 
 
-def _with_room(picture: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "H2 W2 3"]:
-    """Pad a strip with black on both sides; RapidOCR would shrink its shorter side to nothing."""
+class _Engine(RapidOCR):
+    """Keeps the columns of the recogniser in which letters were found.
+
+    RapidOCR would make boxes of them, in whole pixels and of one width.
+    """
+
+    def calc_word_boxes(
+        self, img: list[np.ndarray], dt_boxes: np.ndarray, rec_res: TextRecOutput
+    ) -> tuple[WordInfo, ...]:
+        del img, dt_boxes
+        return tuple(rec_res.word_results)
+
+
+def _is_tall(corners: Float32[np.ndarray, "4 2"]) -> bool:
+    width, height = (np.linalg.norm(corners[0] - corners[beside]) for beside in (1, 3))
+    return bool(height >= _TALL * width)
+
+
+def _centres(text: str, columns: WordInfo) -> Float64[np.ndarray, " letters"]:
+    """Place of each character along the line, 0..1; RapidOCR leaves out spaces."""
+    letters = [index for index, letter in enumerate(text) if not letter.isspace()]
+    found = np.concatenate(columns.word_cols) + 0.5
+    places = np.minimum(found / columns.line_txt_len, 1.0)
+    return np.interp(np.arange(len(text)), letters, places, left=0.0, right=1.0)
+
+
+def _with_room(
+    picture: UInt8[np.ndarray, "H W 3"],
+) -> tuple[UInt8[np.ndarray, "H2 W2 3"], tuple[int, int]]:
+    """Pad a strip with black on both sides; RapidOCR would shrink its shorter side to nothing.
+
+    Returns:
+        The padded picture, and (x, y) of the unpadded one in it.
+    """
     height, width = picture.shape[:2]
     longer = max(height, width)
     if longer <= _THINNEST * min(height, width):
-        return picture
+        return picture, (0, 0)
     rows, columns = (max(0, longer // _ROOM - side) // 2 for side in (height, width))
-    return np.pad(picture, ((rows, rows), (columns, columns), (0, 0)))
+    padded = np.pad(picture, ((rows, rows), (columns, columns), (0, 0)))
+    return padded, (columns, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -14,26 +15,96 @@ _MARGIN = 0.25
 both ends when gaps between boxes are looked for."""
 
 
+class Box(NamedTuple):
+    """An upright box in pixels, y pointing down."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
 @dataclass(frozen=True)
 class TextBox:
-    """A piece of text with its upright bounding box, in pixels, y pointing down."""
+    """A piece of text with its upright bounding box, in pixels, y pointing down.
+
+    Attributes:
+        text: What was read.
+        left: Left edge.
+        top: Upper edge.
+        right: Right edge.
+        bottom: Lower edge.
+        letters: Box of each character of the text; empty if the engine did not say.
+    """
 
     text: str
     left: float
     top: float
     right: float
     bottom: float
+    letters: tuple[Box, ...] = ()
 
     @property
     def middle(self) -> tuple[float, float]:
         """Its x and y."""
         return (self.left + self.right) / 2, (self.top + self.bottom) / 2
 
+    @property
+    def corners(self) -> Float64[np.ndarray, "4 2"]:
+        """(x, y) of its corners, clockwise from the upper left one."""
+        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float64)
 
-def text_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
-    """Make a text box from the (x, y) corners of the engine's box."""
+    def letter_boxes(self) -> tuple[Box, ...]:
+        """Box of each character: `letters`, or else equal parts of the box, along its longer side.
+
+        Text in a tall box is taken to run downwards.
+        """
+        if self.letters:
+            return self.letters
+        corners = np.roll(self.corners, -1, axis=0) if _is_tall(self) else self.corners
+        return text_box(self.text, corners).letters
+
+
+def text_box(
+    text: str,
+    corners: Float64[np.ndarray, "4 2"],
+    centres: Float64[np.ndarray, " letters"] | None = None,
+) -> TextBox:
+    """Make a text box from the engine's box, which may be tilted.
+
+    Args:
+        text: What was read.
+        corners: (x, y) of the corners, clockwise as the text is read: it runs from the first to the
+            second, with the fourth and the third below them.
+        centres: Place of each character along the text, 0..1, rising; None: at equal distances.
+    """
+    if centres is None:
+        centres = (np.arange(len(text)) + 0.5) / len(text)
+    starts, stops = _cells(centres)
+    first, second, third, fourth = corners
+    ends = [
+        start + fraction[:, None] * (stop - start)
+        for start, stop in ((first, second), (fourth, third))
+        for fraction in (starts, stops)
+    ]
+    # Axes: corners, letters, x and y.
+    lows, highs = np.min(ends, axis=0).tolist(), np.max(ends, axis=0).tolist()
+    letters = tuple(Box(*low, *high) for low, high in zip(lows, highs, strict=True))
     (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
-    return TextBox(text, left=left, top=top, right=right, bottom=bottom)
+    return TextBox(text, left=left, top=top, right=right, bottom=bottom, letters=letters)
+
+
+def _cells(
+    centres: Float64[np.ndarray, " letters"],
+) -> tuple[Float64[np.ndarray, " letters"], Float64[np.ndarray, " letters"]]:
+    """Where cells begin and end: halfway to the next centre, as far on the other side at an end."""
+    if len(centres) == 1:
+        return np.zeros(1), np.ones(1)
+    halves = np.diff(centres) / 2
+    starts = centres - np.concatenate([halves[:1], halves])
+    stops = centres + np.concatenate([halves, halves[-1:]])
+    return starts.clip(0, 1), stops.clip(0, 1)
 
 
 def reading_orders(boxes: Sequence[TextBox]) -> list[tuple[int, ...]]:

@@ -76,12 +76,14 @@ class BoxMatch:
         reading: All that was read, for which `match_texts` gives the same score: in rows, or the
             words of each text and the remaining ones in paragraphs.
         spans: Words assigned to each wanted text.
+        words: All words that were read, folded; those of a box follow each other.
         boxes: Box of each word.
     """
 
     score: float
     reading: str
     spans: tuple[Span, ...]
+    words: tuple[str, ...]
     boxes: tuple[TextBox, ...]
 
 
@@ -117,7 +119,8 @@ def match_boxes(
         if score_of_all > score:
             spans, score = spans_of_all, score_of_all
             reading = _in_paragraphs([piece for piece, _ in pieces], spans)
-    return BoxMatch(score, reading, tuple(spans), tuple(boxes[box] for _, box in pieces))
+    boxes_of_words = tuple(boxes[box] for _, box in pieces)
+    return BoxMatch(score, reading, tuple(spans), tuple(words), boxes_of_words)
 
 
 def match_texts(

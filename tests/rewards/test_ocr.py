@@ -52,7 +52,10 @@ def blank(count: int) -> UInt8[Tensor, "N 3 8 8"]:
 def test_surest_reading_has_most_right_letters_less_wrong_ones(
     upright: tuple[str, float], turned: list[tuple[str, float]], surest: str
 ) -> None:
-    assert surest_reading(upright, turned)[0] == surest
+    def boxed(reading: tuple[str, float]) -> tuple[TextBox, float]:
+        return TextBox(reading[0], 0.0, 0.0, 8.0, 4.0), reading[1]
+
+    assert surest_reading(boxed(upright), map(boxed, turned))[0].text == surest
 
 
 def test_engines_get_rows_of_blue_green_and_red() -> None:

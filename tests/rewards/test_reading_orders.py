@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rewards.terms.reading_orders import TextBox, reading_orders, text_box
+from rewards.terms.reading_orders import Box, TextBox, reading_orders, text_box
 
 
 def page(drawing: str) -> list[TextBox]:
@@ -29,8 +31,42 @@ def read(boxes: list[TextBox]) -> list[str]:
 
 
 def test_text_box_is_the_upright_rectangle_around_the_corners() -> None:
-    box = text_box("tilted", np.array([[5.0, 0.0], [20.0, 4.0], [18.0, 12.0], [3.0, 8.0]]))
-    assert box == TextBox("tilted", left=3.0, top=0.0, right=20.0, bottom=12.0)
+    box = text_box("AB", np.array([[5.0, 0.0], [20.0, 4.0], [18.0, 12.0], [3.0, 8.0]]))
+    # The text's halves meet at (12.5, 2) above and (10.5, 10) below.
+    letters = (Box(3.0, 0.0, 12.5, 10.0), Box(10.5, 2.0, 20.0, 12.0))
+    assert box == TextBox("AB", left=3.0, top=0.0, right=20.0, bottom=12.0, letters=letters)
+
+
+def test_text_box_divides_text_halfway_between_its_letters() -> None:
+    corners = np.array([[0.0, 0.0], [100.0, 0.0], [100.0, 8.0], [0.0, 8.0]])
+    box = text_box("ABC", corners, np.array([0.25, 0.5, 0.95]))
+    # A reaches as far to the left as to the right, C only to the end of the box.
+    edges = [0.125, 0.375, 0.725, 1.0]
+    assert [letter.left for letter in box.letters] == pytest.approx([100 * x for x in edges[:-1]])
+    assert [letter.right for letter in box.letters] == pytest.approx([100 * x for x in edges[1:]])
+    assert text_box("A", corners, np.array([0.3])).letters == (Box(0.0, 0.0, 100.0, 8.0),)
+
+
+@pytest.mark.parametrize(
+    ("turns", "first"),
+    [(0, (0.0, 0.0, 2.0, 20.0)), (-1, (0.0, 0.0, 4.0, 10.0)), (1, (0.0, 10.0, 4.0, 20.0))],
+    ids=["to the right", "downwards", "upwards"],
+)
+def test_text_box_follows_the_text_from_the_first_corner(
+    turns: int, first: tuple[float, float, float, float]
+) -> None:
+    upright = TextBox("AB", 0.0, 0.0, 4.0, 20.0)
+    box = text_box("AB", np.roll(upright.corners, turns, axis=0))
+    assert box.letters[0] == first
+
+
+def test_letters_share_a_box_along_its_longer_side() -> None:
+    wide, tall = TextBox("AB", 0.0, 0.0, 20.0, 4.0), TextBox("AB", 0.0, 0.0, 4.0, 20.0)
+    assert wide.letter_boxes() == ((0.0, 0.0, 10.0, 4.0), (10.0, 0.0, 20.0, 4.0))
+    assert tall.letter_boxes() == ((0.0, 0.0, 4.0, 10.0), (0.0, 10.0, 4.0, 20.0))
+    # What the engine said counts.
+    letters = (Box(0.0, 0.0, 5.0, 4.0), Box(5.0, 0.0, 20.0, 4.0))
+    assert replace(wide, letters=letters).letter_boxes() == letters
 
 
 def test_rows_are_lines_from_left_to_right() -> None:

@@ -1,0 +1,111 @@
+"""Say which part of an OCR score each letter of a picture earned."""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from rapidfuzz.distance import Levenshtein
+
+from rewards.parts import Piece
+from rewards.terms.reading_orders import TextBox
+from rewards.terms.text_matching import BoxMatch, Span, fold_text, plain_form
+
+
+def place_score(
+    match: BoxMatch, *, is_case_sensitive: bool = False, extra_text_penalty: float = 0.0
+) -> tuple[Piece, ...]:
+    """Divide the score of a match among the letters that were read; it is the sum of the pieces.
+
+    - A letter is right if it belongs to the words of a wanted text and, with the fewest edits, to
+      that text. It earns 1 / (number of wanted letters).
+    - Letters that such words have in excess lose, in equal parts, what the right letters of the
+      words earn above the score of the text: as much as a right letter earns, or less if the words
+      are longer than the text.
+    - Wrong letters earn 0. Missing ones have no place, and no piece.
+    - Words that no text took earn 0. With a penalty, they lose in equal parts what it takes from
+      the score.
+
+    Args:
+        match: Result of `match_boxes`, with the same options.
+        is_case_sensitive: Whether case counts.
+        extra_text_penalty: 0..1, see `match_texts`.
+
+    Returns:
+        A piece for each letter that was read, as the engine wrote it, white space excepted.
+    """
+    values = _letter_values(match, extra_text_penalty)
+    pieces: list[Piece] = []
+    for _, words in itertools.groupby(range(len(match.words)), lambda word: id(match.boxes[word])):
+        of_box = list(words)
+        box_values = itertools.chain.from_iterable(values[word] for word in of_box)
+        box = match.boxes[of_box[0]]
+        pieces += _box_pieces(box, box_values, is_case_sensitive=is_case_sensitive)
+    return tuple(pieces)
+
+
+def _letter_values(match: BoxMatch, extra_text_penalty: float) -> list[list[float]]:
+    """Value of each letter of each folded word."""
+    values = [[0.0] * len(word) for word in match.words]
+    wanted = sum(len(span.text) for span in match.spans)
+    for span in match.spans:
+        of_span = iter(_span_values([match.words[word] for word in span.words], span))
+        for word in span.words:
+            values[word] = [next(of_span) / wanted for _ in values[word]]
+    taken = {word for span in match.spans for word in span.words}
+    score = sum(span.gain for span in match.spans) / wanted
+    loss = score * extra_text_penalty / max(1, sum(map(len, match.words)))
+    for word in set(range(len(values))) - taken:
+        values[word] = [0.0 - loss] * len(values[word])
+    return values
+
+
+def _span_values(words: Sequence[str], span: Span) -> list[float]:
+    """Value of each letter of a span's words, in wanted letters; they add up to the gain."""
+    joined = "".join(words)
+    values = [0.0] * len(joined)
+    surplus: list[int] = []
+    for block in Levenshtein.opcodes(joined, span.text):
+        letters = range(block.src_start, block.src_end)
+        if block.tag == "equal":
+            for letter in letters:
+                values[letter] = 1.0
+        elif block.tag == "delete":
+            surplus += letters
+    # Without surplus letters, the gain is the number of right ones.
+    for letter in surplus:
+        values[letter] = (span.gain - values.count(1.0)) / len(surplus)
+    return values
+
+
+def _box_pieces(
+    box: TextBox, values: Iterator[float], *, is_case_sensitive: bool
+) -> Iterator[Piece]:
+    """Pieces of the letters of a box, from the values of its folded letters."""
+    boxes = box.letter_boxes()
+    start = 0
+    for letter in _clusters(box.text):
+        lefts, tops, rights, bottoms = zip(*boxes[start : start + len(letter)], strict=True)
+        start += len(letter)
+        folded = fold_text(letter, is_case_sensitive=is_case_sensitive)
+        if folded:
+            value = sum(itertools.islice(values, len(folded)))
+            yield Piece(value, min(lefts), min(tops), max(rights), max(bottoms), letter.strip())
+
+
+def _clusters(text: str) -> list[str]:
+    """Split where the folded parts, joined, give the folded whole."""
+    clusters: list[str] = []
+    for character in text:
+        if clusters and _is_joined(clusters[-1], character):
+            clusters[-1] += character
+        else:
+            clusters.append(character)
+    return clusters
+
+
+def _is_joined(before: str, character: str) -> bool:
+    """Whether a character, such as an accent, changes or belongs to those before it."""
+    is_mark = unicodedata.combining(character) != 0
+    return is_mark or plain_form(before + character) != plain_form(before) + plain_form(character)
