@@ -168,6 +168,29 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     return (covariance / variance).mean(dim=0).float()
 
 
+def placed_share(table: RewardTable, *, mode: Mode) -> float:
+    """Share of the variance within groups that has a place; see `advantage_shares`.
+
+    The rest belongs to whole images: terms without parts, and what parts leave out of a score.
+
+    Args:
+        table: Raw scores and their parts.
+        mode: As used for the totals.
+
+    Raises:
+        ValueError: See `contributions`.
+    """
+    total = contributions(table, mode=mode).double().sum(dim=-1)
+    is_varied = ~is_flat(total.float())
+    if not table.parts or not is_varied.any():
+        return 0.0
+    rows, columns = next(iter(table.parts.values())).shape[2:]
+    parts = placed_contributions(table, Grid(rows, columns), mode=mode)
+    placed = _centre(parts.double().sum(dim=(2, 3)))[is_varied]
+    centred = _centre(total)[is_varied]
+    return ((placed * centred).sum(dim=1) / centred.square().sum(dim=1)).mean().item()
+
+
 def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
     """Whether all images of a group have the same score, to within `FLAT_TOLERANCE`."""
     spread = scores.amax(dim=1) - scores.amin(dim=1)

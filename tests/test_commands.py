@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import diffusers
@@ -22,7 +23,7 @@ import transformers
 from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.check import hint_at_prompts, list_texts
-from glm_grpo.commands.check import check_config, describe_average
+from glm_grpo.commands.check import check_config, describe_average, describe_credit
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
@@ -36,6 +37,7 @@ from glm_grpo.run.config import refuse_no_run
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.tiny.world import CAPTION_FORM
 from glm_grpo.training.loop import Trainer
+from rewards.types import RewardTable
 
 LEAST = (
     "rollout.prompts_per_step=1",
@@ -122,6 +124,24 @@ def test_check_describes_how_far_the_exported_average_is_behind() -> None:
     said = describe_average(0.999, 20)
     assert "eval.ema_decay = 0.999 evaluates and exports weights about 2.0 steps behind" in said
     assert "they hold 90 % of what training changed" in said
+
+
+def test_check_describes_which_terms_say_where_they_were_earned() -> None:
+    table = RewardTable(
+        names=("ssim", "aesthetic", "ocr", "watched"),
+        raw=torch.tensor([[[1.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]]),
+        is_applicable=torch.tensor([[True, True, False, True]]),
+        weights=torch.tensor([0.5, 1.0, 1.0, 0.0]),
+        std_floors=torch.full((4,), 1e-4),
+    )
+    whole = "tokens get their image's advantage"
+    assert describe_credit(table, "weighted_sum").endswith(whole)
+    parts = torch.tensor([[[[1.0, 0.0]], [[0.0, 0.0]]]])
+    placed = replace(table, parts={"ssim": parts, "ocr": torch.zeros(1, 2, 1, 2)})
+    # The two that apply differ by 0.5 each, and one of them has places.
+    assert describe_credit(placed, "weighted_sum") == (
+        "by place for ssim, 50 % of the variance within groups; of the whole image for aesthetic"
+    )
 
 
 def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(

@@ -20,6 +20,7 @@ from glm_grpo.training.moving_average import share_of_change
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.types import Evaluation
+from rewards.reweigh import Mode, placed_share
 from rewards.types import RewardTable
 
 
@@ -54,6 +55,8 @@ def check_config(config: Config) -> Iterator[str]:
         clock=PhaseClock(),
     )
     yield f"one rollout: {_describe_means(experience.rewards)}"
+    if config.advantage.credit == "place":
+        yield f"credit: {describe_credit(experience.rewards, config.reward.combine)}"
     yield f"one held-out prompt: {_describe_means(_evaluate_one(models, config, prompts).rewards)}"
     rows = config.train.micro_batch_size
     with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
@@ -73,6 +76,19 @@ def describe_average(decay: float, steps: int) -> str:
         f"about {behind:.1f} steps behind the last ones; they hold {100 * share:.0f} % of what "
         "training changed, if it changes the weights evenly"
     )
+
+
+def describe_credit(table: RewardTable, mode: Mode) -> str:
+    """Describe which terms say what each place earned, and how much of the reward that is."""
+    applies = table.is_applicable.any(dim=0) & (table.weights != 0)
+    weighed = [name for name, is_used in zip(table.names, applies, strict=True) if is_used]
+    placed = [name for name in weighed if name in table.parts]
+    if not placed:
+        return "no term says which places earned its score: tokens get their image's advantage"
+    share = 100 * placed_share(table, mode=mode)
+    found = f"by place for {', '.join(placed)}, {share:.0f} % of the variance within groups"
+    whole = [name for name in weighed if name not in table.parts]
+    return found + (f"; of the whole image for {', '.join(whole)}" if whole else "")
 
 
 def _evaluate_one(models: Models, config: Config, prompts: Prompts) -> Evaluation:

@@ -55,6 +55,11 @@ class LossInputs:
     num_preview: int = 0
 
     @property
+    def weights(self) -> Float32[Tensor, "N columns"]:
+        """Advantages by which to weigh tokens: T columns with credit by place, otherwise one."""
+        return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
+
+    @property
     def proximal_log_probs(self) -> Float32[Tensor, "N T"]:
         """Log-probs at the start of the updates: the ratio's denominator."""
         return self.old_log_probs if self.correction is None else self.correction.proximal_log_probs
@@ -90,11 +95,8 @@ def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
     quantile, token_weights = options.top_entropy_quantile, None
     if quantile is not None and quantile < 1.0:
         token_weights = top_entropy_weights(inputs, quantile)
-    advantages = inputs.token_advantages
-    if advantages is None:
-        advantages = inputs.advantages[:, None]
     surrogate = chosen_surrogate(
-        options, inputs.log_probs, inputs.proximal_log_probs, advantages, token_weights
+        options, inputs.log_probs, inputs.proximal_log_probs, inputs.weights, token_weights
     )
     loss, importance = surrogate.loss, surrogate.ratio.double()
     if inputs.correction is not None:

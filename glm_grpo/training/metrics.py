@@ -11,7 +11,7 @@ from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit.audit import audit_table
-from rewards.reweigh import Mode, contributions
+from rewards.reweigh import Mode, contributions, placed_share
 from rewards.terms.ocr import OCR, OCR_EXACT
 from rewards.types import RewardTable
 
@@ -197,6 +197,10 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
             other = audit.terms[column].name
             metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
     metrics["advantage/flat_fraction"] = experience.advantages.is_flat.float().mean().item()
+    tokens = experience.advantages.tokens
+    if tokens is not None:
+        metrics["credit/placed"] = placed_share(table, mode=combine)
+        metrics["credit/token_rms"] = tokens.square().mean().sqrt().item()
     if experience.trained is not None:
         metrics["advantage/discarded_groups"] = float(experience.is_discarded().sum())
     return metrics

@@ -19,6 +19,7 @@ from tests.config.conftest import set_keys
 Bend = Callable[[str, object], dict[str, Any]]
 
 NAN = float("nan")
+GMPO = {"kind": "gmpo", "kl_coef": 0.0, "kl_placement": "loss", "kl_behaviour_coef": 0.0}
 
 # What is set, the refused key last, and a phrase of the rule or the remedy.
 REFUSED: list[tuple[dict[str, object], str]] = [
@@ -96,6 +97,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"decode.rollout_steps": 5}, "must not exceed decode.steps = 4"),
     ({"advantage.std_floor": 0.0}, "mean_only"),
     ({"loss.kl_coef": 0.0, "loss.kl_placement": "reward"}, "needs loss.kl_coef > 0"),
+    ({"loss": GMPO, "advantage.credit": "place"}, "can weigh each token by itself"),
     ({"loss.kl_estimator": "k1"}, "expectation of its gradient is 0"),
     ({"loss.kl_placement": "reward", "loss.kl_estimator": "k3"}, "=null or k1"),
     ({"loss.ratio_cap": 1.2}, "above 1 + clip_high = 1.2"),

@@ -154,6 +154,30 @@ def test_gradient_of_the_sequence_ratio_by_finite_differences() -> None:
             assert gradient[row, column].item() == pytest.approx(slope, abs=1e-6)
 
 
+def test_sequence_ratio_weighs_each_token_by_its_own_advantage() -> None:
+    log_probs = ratios(2.0, 0.5, 1.0, math.e)
+    advantages = torch.tensor([[2.0, -1.0, 0.0, 3.0]])
+    found = sequence_surrogate(
+        log_probs, torch.zeros(1, 4), advantages, clip_low=0.5, clip_high=0.5
+    )
+    # The ratio of the sequence, s, for all tokens; the gradient of each token is its own.
+    s = math.exp(0.25)
+    torch.testing.assert_close(found.loss, -s * advantages)
+    torch.testing.assert_close(gradient_of(found.loss.sum(), log_probs), -s * advantages)
+
+
+def test_equal_advantages_of_tokens_give_the_gradient_of_the_sequence() -> None:
+    weights = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
+    bounds = {"clip_low": 0.5, "clip_high": 0.5, "token_weights": weights}
+    gradients = []
+    for columns in (1, 4):
+        log_probs = ratios(1.2, 0.9, 1.1, 0.8)
+        advantages = torch.full((1, columns), 2.0)
+        found = sequence_surrogate(log_probs, torch.zeros(1, 4), advantages, **bounds)
+        gradients.append(gradient_of(found.loss.mean(), log_probs))
+    torch.testing.assert_close(*gradients)
+
+
 def test_cispo_weighs_by_the_capped_ratio() -> None:
     log_probs = ratios(0.5, 2.0, 9.0)
     found = cispo_surrogate(log_probs, torch.zeros(1, 3), one(3.0), ratio_cap=5.0)

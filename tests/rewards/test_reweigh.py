@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rewards.reweigh import advantage_shares, combine, contributions, is_flat
+from rewards.parts import Grid
+from rewards.reweigh import (
+    Mode,
+    advantage_shares,
+    combine,
+    contributions,
+    is_flat,
+    placed_contributions,
+    placed_share,
+)
 from rewards.types import RewardError, RewardTable
 
 
@@ -232,3 +242,40 @@ def test_combine_refuses_a_total_that_float32_cannot_hold() -> None:
     table = make_table([[[3e38, 1.0], [0.0, 1.0]]], [2.0, 1.0])
     with pytest.raises(RewardError, match=r"total of prompt row 0, image 0 is inf.*term_0 3e\+38"):
         combine(table, mode="weighted_sum")
+
+
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])
+def test_placed_contributions_add_up_to_those_of_the_terms(mode: Mode) -> None:
+    parts = torch.randn(3, 4, 2, 2, 3, generator=torch.Generator().manual_seed(0))
+    raw = torch.cat([parts.sum(dim=(3, 4)), torch.rand(3, 4, 1)], dim=2)
+    # The second term does not apply to the last prompt, whose weight goes to the others; the third
+    # has no parts.
+    mask = [[True, True, True], [True, True, True], [True, False, True]]
+    table = replace(
+        make_table(raw.tolist(), [0.5, -0.2, 0.3], mask),
+        parts={f"term_{index}": parts[:, :, index] for index in range(2)},
+    )
+    placed = placed_contributions(table, Grid(2, 3), mode=mode)
+    assert placed.shape == (3, 4, 3, 6)
+    expected = contributions(table, mode=mode)[:, :, :2]
+    torch.testing.assert_close(placed.sum(dim=-1)[:, :, :2], expected, rtol=1e-6, atol=1e-6)
+    assert placed[:, :, 2].count_nonzero() == 0
+    assert placed[2, :, 1].count_nonzero() == 0
+
+
+def test_a_group_that_is_flat_in_a_term_has_no_placed_contribution_once_standardised() -> None:
+    # Rounding of the sum of parts must not be scaled up to a standard deviation of 1.
+    parts = torch.tensor([[[[0.25, 0.75]], [[0.75, 0.25]]]])
+    table = replace(make_table([[[1.0], [1.0]]], [1.0]), parts={"term_0": parts})
+    placed = placed_contributions(table, Grid(1, 2), mode="normalize_then_sum")
+    assert placed.count_nonzero() == 0
+
+
+def test_placed_share_is_the_share_of_the_variance_that_has_a_place() -> None:
+    # Totals of the two images differ by 1.0, of which a place has 0.75: 0.5 and 0.25.
+    raw = [[[1.0, 0.0], [0.25, -0.25]]]
+    parts = torch.tensor([[[[0.5, 0.5]], [[0.0, 0.25]]]])
+    table = replace(make_table(raw, [1.0, 1.0]), parts={"term_0": parts})
+    assert placed_share(table, mode="weighted_sum") == pytest.approx(0.75)
+    without = replace(table, parts={})
+    assert placed_share(without, mode="weighted_sum") == 0.0

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.parts import Grid, Piece
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, Scores
 
@@ -242,6 +243,59 @@ def test_scorer_keeps_the_notes_of_terms_that_take_them() -> None:
     scorer = make_scorer([FakeReward("bright"), Reading("ocr", needs_text=True)], [1.0, 1.0])
     table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
     assert table.notes == {"ocr": ((), ("p3", "p4"))}
+
+
+class Halves:
+    """Scores the mean of both halves of a picture; applies to dogs only."""
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return prompt.prompt_id == "dog"
+
+    def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+        return self.score_with_parts(prompts, pixels).values
+
+    def score_with_parts(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+        halves = pixels.float().mean(dim=(1, 2)).chunk(2, dim=-1)
+        parts = torch.stack([half.mean(dim=-1) / 2 for half in halves], dim=-1)[:, None]
+        return Scores(parts.sum(dim=(1, 2)), parts=parts)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return ()
+
+
+class Boxes(Halves):
+    """As two boxes, of which one is a point."""
+
+    def score_with_parts(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+        values = super().score_with_parts(prompts, pixels).values
+        pieces = (Piece(0.25, 0.0, 0.0, 2.0, 3.0, "a"), Piece(0.5, 2.0, 3.0, 2.0, 3.0))
+        return Scores(values, parts=(pieces,) * len(prompts))
+
+
+def test_scorer_draws_parts_onto_the_asked_grid() -> None:
+    scorer = Scorer(
+        [
+            Term("halves", Halves(), 1.0),
+            Term("boxes", Boxes(), 1.0),
+            Term("plain", FakeReward("plain"), 1.0),
+        ]
+    )
+    prompts = (Prompt("dog", "a dog"), Prompt("cat", "a cat"))
+    pixels = torch.zeros(2, 1, 3, 3, 2, dtype=torch.uint8)
+    pixels[:, :, :, :, 1] = 200
+    scoring = scorer.begin(prompts, grid=Grid(2, 2))
+    for group in pixels:
+        scoring.add(group)
+    table = scoring.finish()
+    # The left half earned nothing, the right one half of 200: a quarter in each of its places.
+    assert table.parts["halves"].tolist() == [[[[0, 50], [0, 50]]], [[[0, 0], [0, 0]]]]
+    # The first box covers the picture, the point is at its corner.
+    boxes = [[[[0.0625, 0.0625], [0.0625, 0.5625]]], [[[0, 0], [0, 0]]]]
+    assert table.parts["boxes"].tolist() == boxes
+    assert set(table.parts) == {"halves", "boxes"}
+    assert [len(group) for group in table.pieces["boxes"]] == [1, 0]
+    assert table.pieces["boxes"][0][0][0].text == "a"
+    assert scorer.score(prompts, pixels).parts == {}
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])

@@ -12,15 +12,18 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
+from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
+from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import CollectSettings, collect
+from glm_grpo.training.collect import CollectSettings, collect, placed_advantages
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
+from rewards.parts import Grid
 from rewards.score import Scorer, Term
-from rewards.types import Prompt, RewardError, RewardTable
+from rewards.types import Prompt, RewardError, RewardTable, Scores
 from tests.factories import NoDecoder, NoPolicy, Watcher, advantage_settings, clipped_loss
 
 SOON = 20.0
@@ -216,6 +219,9 @@ class RoundCounter(NoPolicy):
     def is_reference(self) -> bool:
         return self._is_reference
 
+    def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
+        return token_places([Grid(1, 3)], Grid(1, 3))
+
     def sample(self, batch: PromptBatch, **others: Any) -> Rollout:
         token_ids = torch.full((len(batch.prompts), batch.group_size, 3), self._calls)
         mask = torch.ones(*token_ids.shape, self.codebook_size, dtype=torch.bool)
@@ -262,6 +268,17 @@ class Listed(list[Prompt]):
         return any(prompt.target is not None for prompt in self)
 
 
+class OneOfTwo(Processes):
+    """Knows what both have."""
+
+    def __init__(self, rank: int, values: Sequence[Any]) -> None:
+        super().__init__(rank=rank, count=2)
+        self._values = [*values]
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._values
+
+
 class SecondOfTwo(Processes):
     """Of which the first has as many flat groups and the same rewards."""
 
@@ -281,18 +298,20 @@ def collected(
     rounds: int = 0,
     processes: Processes = ALONE,
     is_reference: bool = False,
+    term: Brightness | None = None,
+    advantage: AdvantageSection | None = None,
     **loss: Any,
 ) -> Experience:
     """Of a step whose first group is flat and whose second is not."""
     models = Models(
         policy=RoundCounter(is_reference=is_reference),
         decoder=FlatOrRising(),
-        scorer=Scorer([Term("brightness", Brightness([]), 1.0)]),
+        scorer=Scorer([Term("brightness", term or Brightness([]), 1.0)]),
         offload=Offload({}),
     )
     settings = CollectSettings(
         combine="weighted_sum",
-        advantage=advantage_settings(),
+        advantage=advantage or advantage_settings(),
         loss=clipped_loss(**loss),
         micro_batch_size=3,
         decode_steps=1,
@@ -327,6 +346,49 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
     # Rewards of 30 and 30 that the penalty makes differ: the first image is the better one.
     first = experience.advantages.values[0, 0].item()
     assert first == (pytest.approx(0.5**0.5, rel=0.1) if placement == "reward" else 0)
+
+
+class Placed(Brightness):
+    """Says that everything was earned at the left."""
+
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        values = self.score(prompts, pixels)
+        parts = torch.zeros(len(prompts), 1, 3)
+        parts[:, 0, 0] = values
+        return Scores(values, parts=parts)
+
+
+def test_collect_gives_tokens_credit_for_what_they_drew() -> None:
+    advantage = advantage_settings(credit="place", later=0.0, normalization="mean_only")
+    experience = collected(advantage=advantage, term=Placed([]))
+    tokens = experience.advantages.tokens
+    assert tokens is not None
+    assert tokens.shape == (2, 2, 3)
+    assert tokens[0].count_nonzero() == 0
+    # Three tokens of which the first alone draws the place that differs: by 10 levels on either
+    # side, as large over all tokens as the images' advantages are.
+    expected = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]) * 5 * 3**0.5
+    torch.testing.assert_close(tokens[1], expected)
+    assert collected(term=Placed([])).advantages.tokens is None
+
+
+@pytest.mark.parametrize("normalization", ["group_std", "batch_std"])
+def test_processes_give_the_credit_that_one_gives(normalization: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    placed = torch.randn(3, 4, 2, 4, generator=generator)
+    rewards = placed.sum(dim=(2, 3)) + torch.randn(3, 4, generator=generator)
+    places = token_places([Grid(2, 2)], Grid(2, 2))
+    settings = advantage_settings(credit="place", normalization=normalization)
+    whole = placed_advantages(rewards, placed, places, settings, ALONE)
+    parts = [(rewards[:1], placed[:1]), (rewards[1:], placed[1:])]
+    for rank, rows in enumerate((slice(0, 1), slice(1, 3))):
+        found = placed_advantages(*parts[rank], places, settings, OneOfTwo(rank, parts))
+        assert found.values.equal(whole.values[rows])
+        assert found.tokens is not None
+        assert whole.tokens is not None
+        assert found.tokens.equal(whole.tokens[rows])
 
 
 def test_a_policy_that_is_the_reference_loses_no_reward_to_rounding() -> None:

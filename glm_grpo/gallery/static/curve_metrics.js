@@ -108,6 +108,7 @@
         charts: [
           ...ofTerms("Share of the advantage, by term", "advantage_share"),
           ...listed([["Flat groups, as a fraction", ["advantage/flat_fraction"]]]),
+          ...listed([["Share of the differences in groups that has a place", ["credit/placed"]]]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
           ...ofTerms("Groups in which a term is flat, as a fraction", "flat_fraction"),
           ...chart("Correlation between terms, inside groups", starting("correlation/").map((name) => ({ name }))),
