@@ -510,7 +510,7 @@ def _add_rescore(commands: _Commands) -> None:
         nargs="*",
         metavar="key=value",
         help="weight of a term, such as ocr=0.5; reward.terms.<name>.std_floor, "
-        "reward.combine, advantage.*",
+        "reward.combine, advantage.normalization, .std_floor, .clip",
     )
     command.set_defaults(command=_rescore)
 

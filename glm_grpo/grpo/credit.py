@@ -7,8 +7,8 @@ after it. K is the number of places, and their grid is that of the tokens that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float32, Float64
@@ -36,11 +36,13 @@ class TokenPlaces:
     to_go: Float32[Tensor, "T K"]
 
 
-def token_places(token_grids: Sequence[Grid], grid: Grid) -> TokenPlaces:
+@lru_cache(maxsize=2)
+def token_places(token_grids: tuple[Grid, ...], grid: Grid) -> TokenPlaces:
     """Places of tokens that are drawn row by row, one grid after the other.
 
     A token of the same grid draws one place. One of a coarser grid (a small preview) draws all the
-    places that it shows, one of a finer grid the place in which it lies.
+    places that it shows, one of a finer grid the place in which it lies. Remembered, because all
+    steps of a run need the same, which takes seconds for images of 2048 x 2048 pixels.
 
     Args:
         token_grids: Grids that together have the T tokens; each covers the whole picture. Grids

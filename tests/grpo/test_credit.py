@@ -37,13 +37,13 @@ def mean_square(values: Tensor) -> float:
 
 
 def test_a_token_of_the_same_grid_draws_one_place_and_leaves_the_rest_to_go() -> None:
-    places = token_places([TWO_BY_TWO], TWO_BY_TWO)
+    places = token_places((TWO_BY_TWO,), TWO_BY_TWO)
     assert places.own.equal(torch.eye(4))
     assert places.to_go.equal(torch.ones(4, 4).triu())
 
 
 def test_a_token_of_a_coarser_grid_draws_all_places_that_it_shows() -> None:
-    places = token_places([Grid(1, 2), TWO_BY_TWO], TWO_BY_TWO)
+    places = token_places((Grid(1, 2), TWO_BY_TWO), TWO_BY_TWO)
     # Left and right half; places 0 and 2 are the left ones.
     assert places.own[:2].tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     assert places.to_go[:2].tolist() == [[1, 1, 1, 1], [0, 1, 0, 1]]
@@ -51,7 +51,7 @@ def test_a_token_of_a_coarser_grid_draws_all_places_that_it_shows() -> None:
 
 
 def test_tokens_of_a_finer_grid_share_a_place() -> None:
-    places = token_places([Grid(2, 4)], Grid(1, 2))
+    places = token_places((Grid(2, 4),), Grid(1, 2))
     left, right = [1.0, 0.0], [0.0, 1.0]
     assert places.own.tolist() == [left, left, right, right] * 2
     # A token covers a quarter of its place. When the right half of the first row begins, half of
@@ -61,20 +61,20 @@ def test_tokens_of_a_finer_grid_share_a_place() -> None:
 
 
 def test_grids_that_do_not_fit_draw_by_area() -> None:
-    places = token_places([Grid(1, 2)], Grid(1, 3))
+    places = token_places((Grid(1, 2),), Grid(1, 3))
     # Each token covers one place and half of the middle one.
     assert places.own.tolist() == [[1, 0.5, 0], [0, 0.5, 1]]
     assert places.to_go.tolist() == [[1, 1, 1], [0, 0.5, 1]]
 
 
 def test_edits_have_no_preview() -> None:
-    assert token_places([Grid(0, 0), TWO_BY_TWO], TWO_BY_TWO).own.equal(torch.eye(4))
+    assert token_places((Grid(0, 0), TWO_BY_TWO), TWO_BY_TWO).own.equal(torch.eye(4))
 
 
 def test_own_place_and_reward_to_go_by_hand() -> None:
     # One prompt, two images, one term: they differ by 4 at the first place, by -2 at the last.
     placed = torch.tensor([[[[4.0, 1.0, 3.0, 0.0]], [[0.0, 1.0, 3.0, 2.0]]]])
-    places = token_places([TWO_BY_TWO], TWO_BY_TWO)
+    places = token_places((TWO_BY_TWO,), TWO_BY_TWO)
     own = torch.tensor([2.0, 0.0, 0.0, -1.0])
     to_go = torch.tensor([1.0, -1.0, -1.0, -1.0])
     # As credit of images: 1 and -1, a root mean square of 1, to which tokens are scaled.
@@ -94,7 +94,7 @@ def test_one_place_is_credit_by_image_to_the_bit(normalization: str, later: floa
     placed = random_parts(5, 8, 3, 1)
     rewards = placed.sum(dim=(2, 3)) + 0.1 * random_parts(6, 8)[:5]
     options: dict[str, Any] = GRPO | {"normalization": normalization}
-    places = token_places([Grid(3, 4), Grid(1, 1)], Grid(1, 1))
+    places = token_places((Grid(3, 4), Grid(1, 1)), Grid(1, 1))
     found = credit(placed, places, rewards, later=later, **options)
     images = group_advantages(rewards, **options).values
     assert found.equal(images[..., None].expand(5, 8, 13))
@@ -102,14 +102,14 @@ def test_one_place_is_credit_by_image_to_the_bit(normalization: str, later: floa
 
 def test_without_parts_every_token_has_the_advantage_of_its_image() -> None:
     rewards = random_parts(3, 4)
-    places = token_places([TWO_BY_TWO], TWO_BY_TWO)
+    places = token_places((TWO_BY_TWO,), TWO_BY_TWO)
     found = credit(torch.zeros(3, 4, 2, 4), places, rewards, **GRPO)
     assert found.equal(group_advantages(rewards, **GRPO).values[..., None].expand(3, 4, 4))
 
 
 def test_groups_sum_to_zero_at_every_token_within_the_bound() -> None:
     placed = random_parts(4, 6, 2, 16).exp()
-    places = token_places([Grid(16, 16), Grid(4, 4)], Grid(4, 4))
+    places = token_places((Grid(16, 16), Grid(4, 4)), Grid(4, 4))
     found = credit(placed, places, **GRPO | {"clip": 1.5})
     assert found.sum(dim=1).abs().max() < 1e-5
     assert found.abs().max() == pytest.approx(1.5)
@@ -117,7 +117,7 @@ def test_groups_sum_to_zero_at_every_token_within_the_bound() -> None:
 
 def test_tokens_have_the_root_mean_square_of_images() -> None:
     placed = random_parts(4, 6, 2, 16)
-    places = token_places([Grid(4, 4)], Grid(4, 4))
+    places = token_places((Grid(4, 4),), Grid(4, 4))
     rewards = placed.sum(dim=(2, 3))
     images = group_advantages(rewards, **GRPO | {"clip": None}).values
     found = credit(placed, places, **GRPO | {"clip": None})
@@ -130,7 +130,7 @@ def test_a_term_with_few_large_parts_keeps_its_weight() -> None:
     spread = random_parts(40, 8, 1).expand(40, 8, 16) / 16
     letters = torch.zeros(40, 8, 16)
     letters[..., 5] = random_parts(80, 8)[40:]
-    places = token_places([Grid(4, 4)], Grid(4, 4))
+    places = token_places((Grid(4, 4),), Grid(4, 4))
     one, other = (credit(each[:, :, None], places, later=0.0) for each in (spread, letters))
     both = credit(torch.stack([spread, letters], dim=2), places, later=0.0)
     factor = (both / (one + other)).flatten()
@@ -140,7 +140,7 @@ def test_a_term_with_few_large_parts_keeps_its_weight() -> None:
 
 def test_flat_groups_learn_nothing_even_if_their_places_differ() -> None:
     placed = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]], [[[1.0, 0.0]], [[0.0, 0.5]]]])
-    found = credit(placed, token_places([Grid(1, 2)], Grid(1, 2)))
+    found = credit(placed, token_places((Grid(1, 2),), Grid(1, 2)))
     assert found[0].count_nonzero() == 0
     assert found[1].count_nonzero() > 0
 
@@ -148,20 +148,20 @@ def test_flat_groups_learn_nothing_even_if_their_places_differ() -> None:
 def test_a_penalty_is_credit_of_the_whole_image() -> None:
     placed = torch.zeros(1, 2, 1, 4)
     rewards = torch.tensor([[-0.5, 0.5]])
-    found = credit(placed, token_places([TWO_BY_TWO], TWO_BY_TWO), rewards)
+    found = credit(placed, token_places((TWO_BY_TWO,), TWO_BY_TWO), rewards)
     assert found.tolist() == [[[-0.5] * 4, [0.5] * 4]]
 
 
 def test_flipping_the_rewards_flips_every_token() -> None:
     placed = random_parts(4, 6, 2, 16)
-    places = token_places([Grid(16, 16), Grid(4, 4)], Grid(4, 4))
+    places = token_places((Grid(16, 16), Grid(4, 4)), Grid(4, 4))
     assert credit(-placed, places, **GRPO).equal(-credit(placed, places, **GRPO))
 
 
 def test_a_policy_with_independent_places_has_a_cleaner_gradient_by_place() -> None:
     # All 64 pairs of images of 3 tokens, each 0 or 1 with probability 1/2; a place earns its token.
     tokens = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 6).view(64, 2, 3)
-    places = token_places([Grid(1, 3)], Grid(1, 3))
+    places = token_places((Grid(1, 3),), Grid(1, 3))
     by_place = credit(tokens[:, :, None], places, later=0.0)
     by_image = group_advantages(tokens.sum(dim=2), **CENTRED).values[..., None]
     # The gradient of log-probs with respect to logits is token - 1/2. With d the pair's difference

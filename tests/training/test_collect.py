@@ -220,7 +220,7 @@ class RoundCounter(NoPolicy):
         return self._is_reference
 
     def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
-        return token_places([Grid(1, 3)], Grid(1, 3))
+        return token_places((Grid(1, 3),), Grid(1, 3))
 
     def sample(self, batch: PromptBatch, **others: Any) -> Rollout:
         token_ids = torch.full((len(batch.prompts), batch.group_size, 3), self._calls)
@@ -379,7 +379,7 @@ def test_processes_give_the_credit_that_one_gives(normalization: str) -> None:
     generator = torch.Generator().manual_seed(0)
     placed = torch.randn(3, 4, 2, 4, generator=generator)
     rewards = placed.sum(dim=(2, 3)) + torch.randn(3, 4, generator=generator)
-    places = token_places([Grid(2, 2)], Grid(2, 2))
+    places = token_places((Grid(2, 2),), Grid(2, 2))
     settings = advantage_settings(credit="place", normalization=normalization)
     whole = placed_advantages(rewards, placed, places, settings, ALONE)
     parts = [(rewards[:1], placed[:1]), (rewards[1:], placed[1:])]

@@ -202,7 +202,7 @@ class GlmImagePolicy:
         """Places are those of the target tokens, several or a part of one for a preview token."""
         layout = token_layout(height, width, has_preview=has_preview)
         preview, target = Grid(*layout.preview), Grid(*layout.target)
-        return token_places([preview, target], target)
+        return token_places((preview, target), target)
 
     def sample(
         self,

@@ -27,7 +27,7 @@ def rescore_run(run: Path, overrides: Sequence[str]) -> Path:
         raise ConfigError(
             f"{' '.join(overrides) or 'no key=value'}: these are the weights of the run, so "
             f"nothing would change; write other values ({weights} is what it had, "
-            f"reward.combine and advantage.* can be changed too)"
+            f"reward.combine and options of advantages can be changed too)"
         )
     print_rescoring(Console(), folder, rescoring)
     return write_rescoring(folder, rescoring)

@@ -34,10 +34,16 @@ from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
 
 _TERM_OPTIONS = ("weight", "std_floor")
+_OF_IMAGES = ("normalization", "std_floor", "clip")
+"""Options of the advantages of images; those of credit by place need more than scores."""
 _CHANGEABLE = re.compile(
-    rf"reward\.combine|advantage\.\w+|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
+    rf"reward\.combine|advantage\.({'|'.join(_OF_IMAGES)})"
+    rf"|reward\.terms\.(?P<term>\w+)\.({'|'.join(_TERM_OPTIONS)})"
 )
-_CHANGEABLE_IN_WORDS = "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine, advantage.*"
+_CHANGEABLE_IN_WORDS = (
+    "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine and, of the images' advantages, "
+    "advantage.normalization, .std_floor and .clip"
+)
 _LEAST_SIMILARITY = 0.75
 """Similarity of two keys, by difflib, below which one is no misspelling of the other. Most of a key
 is its sections, which many keys share."""
@@ -198,8 +204,8 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
 
     Args:
         overrides: `key=value` with the keys `reward.terms.<name>.weight` and `.std_floor`,
-            `reward.combine` and `advantage.*`, written as for train.py; `<name>=0.5` is
-            `reward.terms.<name>.weight=0.5`.
+            `reward.combine`, `advantage.normalization`, `.std_floor` and `.clip`, written as for
+            train.py; `<name>=0.5` is `reward.terms.<name>.weight=0.5`.
 
     Raises:
         ConfigError: A key is another one, names a term the run did not score, or a value is
@@ -273,7 +279,7 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
         *config.reward.terms,
         "reward.combine",
         *(f"reward.terms.{name}.{option}" for name, option in terms),
-        *(f"advantage.{option}" for option in type(config.advantage).model_fields),
+        *(f"advantage.{option}" for option in _OF_IMAGES),
     ]
     similarity = _LEAST_SIMILARITY if "." in key else _LEAST_SIMILARITY_OF_NAMES
     nearest = difflib.get_close_matches(key, keys, n=1, cutoff=similarity)
