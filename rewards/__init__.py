@@ -1,7 +1,8 @@
 """Score pictures: reward terms, the table of their raw scores, and ways to weight it.
 
 This package does not know how the pictures were made; it never imports `glm_grpo`. `score_images`
-scores your own pictures, and `Prompt` describes what they should show.
+scores your own pictures, and `Prompt` describes what they should show. A function of your own may
+return `Scores`, whose parts are a map or `Piece`s.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rewards.parts import Piece
     from rewards.standalone import score_images
-    from rewards.types import Prompt
+    from rewards.types import Prompt, Scores
 
-__all__ = ["Prompt", "score_images"]
+__all__ = ["Piece", "Prompt", "Scores", "score_images"]
+
+_MODULES = {
+    "Piece": "rewards.parts",
+    "Prompt": "rewards.types",
+    "Scores": "rewards.types",
+    "score_images": "rewards.standalone",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import them on first use, because it takes a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("rewards.standalone"), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -12,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.options import LONGEST_WAIT, Options
-from rewards.parts import Parts, is_placed_by_mean
+from rewards.parts import Parts, Piece, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 
 Need = Literal["prompt", "text", "target", "source"]
@@ -76,6 +77,8 @@ class TermConfig(Options):
     """Options that may name a local folder; other values are hub ids."""
     is_on_cpu: ClassVar[bool] = False
     """Whether it always runs on the CPU, wherever the other terms run."""
+    parts: ClassVar[Literal["always", "never", "by function"]] = "never"
+    """Whether it says which part of its score each place earned; a user's function may."""
 
     weight: float
     """Factor of the term's score in the reward; negative to push the score down. At 0 the score is
@@ -185,20 +188,21 @@ def score_with_notes(
     """
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
+        # Of any type: a user's function may have returned it.
+        found: object
         if with_parts and isinstance(reward, PlacedReward):
-            scores = reward.score_with_parts(prompts, pixels)
+            found = reward.score_with_parts(prompts, pixels)
         elif isinstance(reward, NotingReward):
-            scores = reward.score_with_notes(prompts, pixels)
+            found = reward.score_with_notes(prompts, pixels)
         else:
-            scores = Scores(_check_values(reward.score(prompts, pixels), count=len(prompts)))
-    values = _check_values(scores.values, count=len(prompts))
-    if len(scores.notes) not in (0, len(prompts)):
-        raise InvalidScoresError(
-            f"{_images(len(prompts))}: returned {len(scores.notes)} notes; there must be one per "
-            "image, or none"
-        )
-    parts = _check_parts(scores.parts, values) if with_parts else None
-    return Scores(values.detach().cpu(), scores.notes, parts)
+            found = reward.score(prompts, pixels)
+    count = len(prompts)
+    if not isinstance(found, Scores):
+        return Scores(_check_values(found, count=count).detach().cpu())
+    values = _check_values(found.values, count=count)
+    notes = _check_notes(found.notes, count=count)
+    parts = _check_parts(found.parts, values) if with_parts else None
+    return Scores(values.detach().cpu(), notes, parts)
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
@@ -289,24 +293,89 @@ def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
     return values
 
 
-def _check_parts(parts: Parts | None, values: Float32[Tensor, " N"]) -> Parts | None:
-    if not isinstance(parts, Tensor):
-        return parts
+def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
+    if isinstance(notes, str) or not all(isinstance(note, str) for note in notes):
+        raise InvalidScoresError(
+            f"{_images(count)}: notes are {notes!r:.100}; they must be a tuple of strings, one per "
+            "image"
+        )
+    if len(notes) not in (0, count):
+        raise InvalidScoresError(
+            f"{_images(count)}: returned {len(notes)} notes; there must be one per image, or none"
+        )
+    return tuple(map(str, notes))
+
+
+def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> Parts | None:
+    if parts is None:
+        return None
+    if isinstance(parts, Tensor):
+        return _check_map(parts, values.detach().cpu())
+    if not isinstance(parts, list | tuple):
+        raise InvalidScoresError(
+            f"{_images(len(values))}: parts are a {type(parts).__name__}; they must be a map, "
+            f"torch.float32 of shape ({len(values)}, rows, columns), or a tuple of rewards.Piece "
+            "for each image"
+        )
+    if len(parts) != len(values):
+        raise InvalidScoresError(
+            f"{_images(len(values))}: returned pieces of {len(parts)} images; there must be one "
+            "tuple of rewards.Piece per image, empty for an image without any"
+        )
+    checked = tuple(_check_pieces(pieces, image) for image, pieces in enumerate(parts))
+    edges = [max(each.right, each.bottom) for pieces in checked for each in pieces]
+    if 0 < max(edges, default=0) <= 1:
+        raise InvalidScoresError(
+            f"{_images(len(values))}: no box of a piece ends after pixel 1; boxes are in pixels: "
+            "multiply fractions of the image by its width and height"
+        )
+    return checked
+
+
+def _check_map(parts: Tensor, values: Float32[Tensor, " N"]) -> Float32[Tensor, "N h w"]:
     is_map = parts.ndim == 3 and parts.dtype == torch.float32
     if not is_map or len(parts) != len(values) or 0 in parts.shape:
         raise InvalidScoresError(
             f"{_images(len(values))}: parts are {parts.dtype} of shape {tuple(parts.shape)}; they "
             f"must be torch.float32 of shape ({len(values)}, rows, columns)"
         )
-    if not bool(torch.isfinite(parts).all()):
-        raise InvalidScoresError(f"{_images(len(values))}: a part of a score is not finite")
     parts = parts.detach().cpu()
-    if is_placed_by_mean(parts, values.detach().cpu()):
+    for image in (~torch.isfinite(parts)).flatten(1).any(dim=1).nonzero().flatten().tolist():
+        raise InvalidScoresError(
+            f"image {image}: a part of its score is not finite; a place that earned nothing has 0"
+        )
+    if is_placed_by_mean(parts, values):
         raise InvalidScoresError(
             f"{_images(len(values))}: the mean of the parts is the score, but their sum must be: "
             "divide the parts by the number of places, rows * columns"
         )
     return parts
+
+
+def _check_pieces(pieces: object, image: int) -> tuple[Piece, ...]:
+    if not isinstance(pieces, list | tuple) or not all(isinstance(each, Piece) for each in pieces):
+        raise InvalidScoresError(
+            f"image {image}: pieces are {pieces!r:.100}; they must be a tuple of rewards.Piece"
+        )
+    return tuple(_check_piece(piece, image) for piece in pieces)
+
+
+def _check_piece(piece: Piece, image: int) -> Piece:
+    # A user's numbers may be those of numpy or torch.
+    value, *box = (
+        float(number) for number in (piece.value, piece.left, piece.top, piece.right, piece.bottom)
+    )
+    if not all(map(math.isfinite, (value, *box))):
+        raise InvalidScoresError(
+            f"image {image}: {piece} is not finite; leave out pieces without a value or a place"
+        )
+    left, top, right, bottom = box
+    if right < left or bottom < top:
+        raise InvalidScoresError(
+            f"image {image}: {piece} ends before it begins; right must be at least left, and "
+            "bottom at least top, in pixels from the upper left corner"
+        )
+    return Piece(value, left, top, right, bottom, str(piece.text))
 
 
 def _images(count: int) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName
-from rewards.types import Prompt, RewardError, describe_error
+from rewards.types import Prompt, RewardError, Scores, describe_error
 
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages, whose imports are not followed."""
@@ -31,20 +31,23 @@ _OURS = {"glm_grpo", "rewards"}
 """Packages of this project, whose version is known."""
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
-"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N]."""
+"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or
+`rewards.Scores` with them."""
 
 
 class CustomConfig(TermConfig):
     """A user-defined function."""
 
     is_users_program = True
+    parts = "by function"
 
     kind: Literal["custom"]
     """Class that scores."""
     function: FunctionName
     """`module:function`, importable from the folder in which the run starts. It gets a list of N
-    prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor
-    [N]."""
+    prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N], or
+    `rewards.Scores(numbers, parts=maps)`, whose maps, Float32 [N, rows, columns], say which part
+    of each number each place of the image earned."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not
     called for prompts without them."""
@@ -89,13 +92,22 @@ class CustomReward:
         """Whether the prompt has what the function uses."""
         return has_needs(prompt, self._needs)
 
-    @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
-        """Call the function; `rewards.score` checks the result.
+        """Call the function; `rewards.base.score_with_notes` checks the result.
 
         Raises:
             Exception: Whatever the function raises.
         """
+        found = self.score_with_parts(prompts, pixels)
+        return found.values if isinstance(found, Scores) else found
+
+    def score_with_notes(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
+        """What the function returned: values, or `Scores`."""
+        return self.score_with_parts(prompts, pixels)
+
+    @torch.no_grad()
+    def score_with_parts(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
+        """What the function returned: values, or `Scores`."""
         # Copies, because a function that works in place must not change the input of other terms.
         copies = {id(prompt): _copy(prompt) for prompt in prompts}
         return self._function([copies[id(prompt)] for prompt in prompts], pixels.clone())

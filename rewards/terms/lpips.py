@@ -39,6 +39,8 @@ _logger = logging.getLogger(__name__)
 class LpipsConfig(ComparingConfig):
     """LPIPS to the prompt's target image, as 1 - distance."""
 
+    parts = "always"
+
     kind: Literal["lpips"]
     """Class that scores."""
     network: Literal["alex", "vgg", "squeeze"] = "alex"
@@ -120,11 +122,11 @@ class LpipsReward:
         """
         averages, maps = zip(*self._layers(prompts, pixels), strict=True)
         grid = Grid(*maps[0].shape[1:])
-        parts = torch.full_like(maps[0], 1 / len(grid))
-        for each in maps:
-            share = each / (each[0].numel() * self._divisor)
-            parts -= parts_on_grid(share, grid, height=pixels.shape[2], width=pixels.shape[3])
-        return Scores(self._value(averages), parts=parts)
+        distances = maps[0] / len(grid)
+        for each in maps[1:]:
+            share = each / each[0].numel()
+            distances += parts_on_grid(share, grid, height=pixels.shape[2], width=pixels.shape[3])
+        return Scores(self._value(averages), parts=1 / len(grid) - distances / self._divisor)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The backbone with its linear layers."""

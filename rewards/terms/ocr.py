@@ -30,6 +30,8 @@ class OcrConfig(TermConfig):
     """Whether the prompt's texts can be read."""
 
     compares_with = ("text",)
+    parts = "always"
+
     kind: Literal["ocr"]
     """Class that scores."""
     case_sensitive: bool = False

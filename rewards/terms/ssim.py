@@ -30,6 +30,8 @@ C1, C2 = 0.01**2, 0.03**2
 class SsimConfig(ComparingConfig):
     """Structural similarity to the prompt's target image."""
 
+    parts = "always"
+
     kind: Literal["ssim"]
     """Class that scores."""
 

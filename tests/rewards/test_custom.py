@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 
 from rewards import score_images
+from rewards.base import score_with_notes
 from rewards.config import RewardConfig, with_functions
+from rewards.parts import Grid, parts_on_grid
 from rewards.score import Scorer, Term
 from rewards.terms.custom import CustomReward, find_source, load_function, name_function
 from rewards.types import Prompt, RewardError, RewardTable
@@ -67,6 +69,28 @@ def test_custom_calls_the_function_with_prompts_and_pictures(write_module: Write
     )
     table = score(f"{name}:score")
     torch.testing.assert_close(table.raw, torch.tensor([[[5.0], [5.2], [6.0]]]))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    ["torch.full((3, 1, 2), 0.5)", "((Piece(1.0, 0.0, 0.0, 2.0, 2.0, 'A'),), (), ())"],
+)
+def test_custom_function_may_return_parts_and_notes(write_module: Write, parts: str) -> None:
+    name = write_module(
+        "import torch\n"
+        "from rewards import Piece, Scores\n"
+        "def score(prompts, pixels):\n"
+        "    values = torch.ones(len(prompts))\n"
+        f"    return Scores(values, notes=('a', 'b', 'c'), parts={parts})\n"
+    )
+    reward = CustomReward(f"{name}:score", needs=())
+    assert torch.equal(reward.score([DOG] * 3, PIXELS), torch.ones(3))
+    scores = score_with_notes(reward, [DOG] * 3, PIXELS, with_parts=True)
+    placed = parts_on_grid(scores.parts, Grid(1, 2), height=2, width=2)
+    assert placed[0].tolist() == [[0.5, 0.5]]
+    assert scores.notes == ("a", "b", "c")
+    # A table of scores has the notes, too.
+    assert score(f"{name}:score").notes == {"mine": (("a", "b", "c"),)}
 
 
 def test_custom_function_that_works_in_place_leaves_the_pictures_alone(write_module: Write) -> None:
