@@ -17,15 +17,20 @@ from rewards.base import (
     stack_compared,
     to_unit_range,
 )
-from rewards.types import Prompt
+from rewards.types import Prompt, Scores
 
 BEST_DECIBELS = 50.0
 """PSNR from which pictures count as equal. Rounding to 8 bits gives 59 dB, JPEG of good quality 30
 to 50 dB."""
 
+_LEAST_DIFFERENCE = 1 / 255**2
+"""Sum of squared differences of pictures that differ by one level in one value."""
+
 
 class PsnrConfig(ComparingConfig):
     """Peak signal-to-noise ratio to the prompt's target image."""
+
+    parts = "always"
 
     kind: Literal["psnr"]
     """Class that scores."""
@@ -67,15 +72,42 @@ class PsnrReward:
         Raises:
             ValueError: The prompt's picture is missing or has another size.
         """
-        from torchmetrics.functional.image import peak_signal_noise_ratio  # noqa: PLC0415
+        pictures, targets = self._pairs(prompts, pixels)
+        return _compare(pictures, targets)
 
-        targets = to_unit_range(stack_compared(prompts, pixels, self._against), pixels.device)
-        pictures = to_unit_range(pixels, pixels.device)
-        decibels = peak_signal_noise_ratio(
-            pictures, targets, data_range=1.0, reduction="none", dim=(1, 2, 3)
-        )
-        return decibels.clamp(0.0, BEST_DECIBELS) / BEST_DECIBELS
+    @torch.no_grad()
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score`; every pixel has an equal share of the 1, less its part of what is lost.
+
+        PSNR is no sum over pixels, so 1 - score is divided between them by squared difference.
+        """
+        pictures, targets = self._pairs(prompts, pixels)
+        values = _compare(pictures, targets)
+        squares = (pictures - targets).square().sum(dim=1)
+        # Equal pictures have lost nothing.
+        totals = squares.sum(dim=(1, 2), keepdim=True).clamp(min=_LEAST_DIFFERENCE)
+        losses = (1 - values)[:, None, None] * squares / totals
+        return Scores(values, parts=1 / squares[0].numel() - losses)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty, because PSNR has no network."""
         return ()
+
+    def _pairs(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> tuple[Float32[Tensor, "N 3 H W"], Float32[Tensor, "N 3 H W"]]:
+        targets = to_unit_range(stack_compared(prompts, pixels, self._against), pixels.device)
+        return to_unit_range(pixels, pixels.device), targets
+
+
+def _compare(
+    pictures: Float32[Tensor, "N 3 H W"], targets: Float32[Tensor, "N 3 H W"]
+) -> Float32[Tensor, " N"]:
+    from torchmetrics.functional.image import peak_signal_noise_ratio  # noqa: PLC0415
+
+    decibels = peak_signal_noise_ratio(
+        pictures, targets, data_range=1.0, reduction="none", dim=(1, 2, 3)
+    )
+    return decibels.clamp(0.0, BEST_DECIBELS) / BEST_DECIBELS
