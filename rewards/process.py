@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rewards.base import Reward, TermConfig, has_needs, score_with_notes
 from rewards.build import build_reward
+from rewards.parts import Pieces
 from rewards.streams import outlive_readers
 from rewards.types import Prompt, RewardError, Scores, describe_error
 
@@ -31,6 +32,8 @@ _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 _Pictures = Mapping[str, tuple[NDArray[np.uint8] | None, Sequence[NDArray[np.uint8]]]]
 """Target and sources of each prompt, by prompt id."""
+_Scores = tuple[NDArray[np.float32], tuple[str, ...], NDArray[np.float32] | Pieces | None]
+"""Values, notes and parts of pictures."""
 
 _reward: Reward
 """The term of this process; only set in the child."""
@@ -80,14 +83,26 @@ class ProcessReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
         """Like `score`; the notes are the term's."""
-        texts, pictures, array = _pack(prompts, pixels)
-        seconds = self._config.timeout_seconds
-        values, notes = self._ask(seconds, _score, texts, pictures, array)
-        return Scores(torch.tensor(values, dtype=torch.float32), notes)
+        return self._score(prompts, pixels, with_parts=False)
+
+    def score_with_parts(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score_with_notes`; the parts are the term's, None if it has none."""
+        return self._score(prompts, pixels, with_parts=True)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty, because the networks belong to the child."""
         return ()
+
+    def _score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], *, with_parts: bool
+    ) -> Scores:
+        texts, pictures, array = _pack(prompts, pixels)
+        seconds = self._config.timeout_seconds
+        values, notes, parts = self._ask(seconds, _score, texts, pictures, array, with_parts)
+        maps_or_pieces = torch.from_numpy(parts) if isinstance(parts, np.ndarray) else parts
+        return Scores(torch.from_numpy(values), notes, maps_or_pieces)
 
     def _ask(
         self,
@@ -158,8 +173,8 @@ def _build(config: TermConfig, device: torch.device) -> int:
 
 
 def _score(
-    texts: Sequence[Prompt], pictures: _Pictures, pixels: NDArray[np.uint8]
-) -> tuple[list[float], tuple[str, ...]]:
+    texts: Sequence[Prompt], pictures: _Pictures, pixels: NDArray[np.uint8], with_parts: bool
+) -> _Scores:
     prompts = []
     for text in texts:
         array, arrays = pictures[text.prompt_id]
@@ -169,8 +184,9 @@ def _score(
     with _errors_in_words():
         for prompt in {prompt.prompt_id: prompt for prompt in prompts}.values():
             _reward.applies_to(prompt)  # raises if it could score no picture against it
-        scores = score_with_notes(_reward, prompts, torch.from_numpy(pixels))
-    return scores.values.tolist(), scores.notes
+        scores = score_with_notes(_reward, prompts, torch.from_numpy(pixels), with_parts=with_parts)
+    parts = scores.parts.numpy() if isinstance(scores.parts, Tensor) else scores.parts
+    return scores.values.numpy(), scores.notes, parts
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rewards.base import score_with_notes
 from rewards.process import ProcessReward
 from rewards.score import Scorer, Term
 from rewards.terms.custom import CustomConfig
@@ -23,6 +24,7 @@ PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2,
 
 FUNCTIONS = """
 import os, signal, time, torch
+from rewards import Piece, Scores
 
 class Odd(Exception):
     def __init__(self, this, that):  # cannot be unpickled
@@ -38,9 +40,18 @@ def obey(prompts, pixels):
             time.sleep(60)
         case "raise":
             raise Odd(1, 2)
+        case "map" | "pieces":
+            return place(prompts, pixels)
     source = prompts[0].sources[0].float().mean() if prompts[0].sources else 0.0
     target = 0.0 if prompts[0].target is None else prompts[0].target.float().mean()
     return pixels.float().mean(dim=(1, 2, 3)) / 3 + 10 * target + 100 * source
+
+def place(prompts, pixels):
+    values = pixels.float().mean(dim=(1, 2, 3))
+    places = pixels.float().mean(dim=1) / pixels[0, 0].numel()
+    pieces = [[Piece(value, 0.0, 0.0, 2.0, 1.0, "A")] for value in values.tolist()]
+    is_map = prompts[0].prompt == "map"
+    return Scores(values, ("a", "b"), places if is_map else tuple(map(tuple, pieces)))
 """
 
 
@@ -82,6 +93,21 @@ def test_process_scores_as_this_one_does_with_target_and_source(reward: ProcessR
     for each in (Prompt("cat", "a cat"), prompt):
         assert torch.equal(reward.score([each] * 2, PIXELS), here.score([each] * 2, PIXELS))
     assert reward.score([prompt], PIXELS[:1]).tolist() == [210.0]
+
+
+def test_process_returns_notes_and_parts_as_this_one_does(reward: ProcessReward) -> None:
+    here = config().build(CPU)
+    for with_parts in (True, False):
+        for prompt in (Prompt("a", "map"), Prompt("a", "pieces")):
+            there, expected = (
+                score_with_notes(term, [prompt] * 2, PIXELS, with_parts=with_parts)
+                for term in (reward, here)
+            )
+            assert str(there) == str(expected)
+            assert there.notes == ("a", "b")
+            assert (there.parts is not None) == with_parts
+    # Parts stay in the child unless they are asked for.
+    assert reward.score_with_notes([prompt] * 2, PIXELS).parts is None
 
 
 def test_process_goes_on_after_an_error_of_the_term(reward: ProcessReward) -> None:
