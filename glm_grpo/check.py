@@ -115,7 +115,7 @@ def check_before_loading(
         prompts=prompts,
         planner=planner,
         memory=memory,
-        hints=[*hint_at_size(config), *hint_at_prompts(config, prompts)],
+        hints=[*hint_at_size(config), *hint_at_credit(config), *hint_at_prompts(config, prompts)],
         texts=list_texts(config, prompts),
     )
 
@@ -173,6 +173,19 @@ def load_checked(
     if is_beginning:
         begin_with(models, find_start(config))
     return models, check_prompt_sets(config, models, prompts)
+
+
+def hint_at_credit(config: Config) -> list[str]:
+    """Hint on credit by place where no term says which places earned its score."""
+    terms = config.reward.terms.values()
+    if config.advantage.credit == "image" or any(
+        term.parts != "never" and term.weight != 0 for term in terms
+    ):
+        return []
+    return [
+        "advantage.credit = place: no term with a weight says which places earned its score, so "
+        "every token gets its image's advantage, as with advantage.credit=image"
+    ]
 
 
 def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:

@@ -22,7 +22,7 @@ import transformers
 
 from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.builders.prompts import build_prompts
-from glm_grpo.check import hint_at_prompts, list_texts
+from glm_grpo.check import hint_at_credit, hint_at_prompts, list_texts
 from glm_grpo.commands.check import check_config, describe_average, describe_credit
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
@@ -142,6 +142,19 @@ def test_check_describes_which_terms_say_where_they_were_earned() -> None:
     assert describe_credit(placed, "weighted_sum") == (
         "by place for ssim, 50 % of the variance within groups; of the whole image for aesthetic"
     )
+
+
+def test_check_hints_at_credit_by_place_without_places(configs_dir: Path) -> None:
+    terms = "reward.terms"
+    untied = "reward.allow_untied=true"
+    unplaced = [f"{terms}.lpips.weight=0", f"{terms}.ssim.weight=0", f"~{terms}.ocr", untied]
+    for overrides, is_hinted in (
+        (["advantage.credit=place", *unplaced], True),
+        (["advantage.credit=place", *unplaced[1:]], False),
+        (["advantage.credit=image", *unplaced], False),
+    ):
+        found = hint_at_credit(compose_config(configs_dir, "tiny", overrides))
+        assert bool(found) == is_hinted
 
 
 def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
