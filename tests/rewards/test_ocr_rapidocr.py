@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import math
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,8 +73,9 @@ def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(
 def test_rapidocr_reads_nothing_in_a_blank_picture(reader: RapidOcrReader) -> None:
     grey = torch.full((1, 3, 128, 128), 127, dtype=torch.uint8)
     assert reader.read(grey) == [[]]
-    scores = OcrReward(reader).score([Prompt("a", "a", texts=("OPEN",))], grey)
-    assert scores.tolist() == [0.0]
+    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=("OPEN",))], grey)
+    assert scores.values.tolist() == [0.0]
+    assert scores.parts == ((),)
 
 
 def test_rapidocr_scores_the_right_word_above_a_wrong_one(
@@ -114,6 +117,53 @@ def test_rapidocr_reads_text_turned_either_way(reader: RapidOcrReader, turn: int
     poster = draw_poster(("GRAND", 128, 100), ("OPENING", 128, 150), turn=turn)
     prompt = Prompt("a", "a", texts=("GRAND OPENING",))
     assert OcrReward(reader).score([prompt], poster).tolist() == [1.0]
+
+
+def drawn_line(
+    text: str, *, width: int, height: int, size: int, turn: int = 0
+) -> tuple[UInt8[Tensor, "1 3 H W"], list[tuple[float, float]]]:
+    """A line in the middle, turned counter-clockwise, and the middle of each letter."""
+    image = Image.new("RGB", (width, height), (30, 60, 180))
+    font = ImageFont.load_default(size=size)
+    middle = (width / 2, height / 2)
+    ImageDraw.Draw(image).text(middle, text, fill="white", font=font, anchor="mm")
+    ends = [font.getlength(text[:stop]) for stop in range(len(text) + 1)]
+    along = [(start + stop - ends[-1]) / 2 for start, stop in itertools.pairwise(ends)]
+    x, y = math.cos(math.radians(turn)), -math.sin(math.radians(turn))
+    places = [(middle[0] + x * step, middle[1] + y * step) for step in along]
+    letters = [place for place, letter in zip(places, text, strict=True) if letter != " "]
+    return torch.from_numpy(np.array(image.rotate(turn))).permute(2, 0, 1)[None], letters
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "height", "size", "turn"),
+    [
+        ("OPEN", 128, 128, 24, 0),
+        ("Illumine", 512, 512, 60, 0),
+        ("LIVE MUSIC", 1024, 1024, 90, 0),
+        ("OPENING", 256, 256, 30, 90),
+        ("OPENING", 256, 256, 30, -90),
+        ("GRAND", 256, 256, 24, 15),
+        # Padded, and shrunk.
+        ("OPEN DAILY", 4096, 32, 24, 0),
+    ],
+)
+def test_rapidocr_says_where_each_letter_stands(
+    reader: RapidOcrReader, text: str, width: int, height: int, size: int, turn: int
+) -> None:
+    pixels, places = drawn_line(text, width=width, height=height, size=size, turn=turn)
+    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=(text,))], pixels)
+    assert scores.values.tolist() == [1.0]
+    assert isinstance(scores.parts, tuple)
+    (pieces,) = scores.parts
+    assert "".join(piece.text for piece in pieces) == text.replace(" ", "")
+    assert [piece.value for piece in pieces] == pytest.approx([1 / len(pieces)] * len(pieces))
+    for piece, (x, y) in zip(pieces, places, strict=True):
+        middle = (piece.left + piece.right) / 2, (piece.top + piece.bottom) / 2
+        # Letters are 0.6 of the size wide; RapidOCR's columns 0.2, and twice that in strips.
+        assert middle == pytest.approx((x, y), abs=0.3 * size)
+        assert piece.left <= x <= piece.right
+        assert piece.top <= y <= piece.bottom
 
 
 def test_rapidocr_keeps_what_it_is_sure_of_in_one_direction(reader: RapidOcrReader) -> None:
