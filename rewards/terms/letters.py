@@ -13,9 +13,7 @@ from rewards.terms.reading_orders import TextBox
 from rewards.terms.text_matching import BoxMatch, Span, fold_text, plain_form
 
 
-def place_score(
-    match: BoxMatch, *, is_case_sensitive: bool = False, extra_text_penalty: float = 0.0
-) -> tuple[Piece, ...]:
+def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[Piece, ...]:
     """Divide the score of a match among the letters that were read; it is the sum of the pieces.
 
     - A letter is right if it belongs to the words of a wanted text and, with the fewest edits, to
@@ -28,14 +26,13 @@ def place_score(
       the score.
 
     Args:
-        match: Result of `match_boxes`, with the same options.
-        is_case_sensitive: Whether case counts.
-        extra_text_penalty: 0..1, see `match_texts`.
+        match: Result of `match_boxes`.
+        is_case_sensitive: Whether case counts, as for the match.
 
     Returns:
         A piece for each letter that was read, as the engine wrote it, white space excepted.
     """
-    values = _letter_values(match, extra_text_penalty)
+    values = _letter_values(match)
     pieces: list[Piece] = []
     for _, words in itertools.groupby(range(len(match.words)), lambda word: id(match.boxes[word])):
         of_box = list(words)
@@ -45,7 +42,7 @@ def place_score(
     return tuple(pieces)
 
 
-def _letter_values(match: BoxMatch, extra_text_penalty: float) -> list[list[float]]:
+def _letter_values(match: BoxMatch) -> list[list[float]]:
     """Value of each letter of each folded word."""
     values = [[0.0] * len(word) for word in match.words]
     wanted = sum(len(span.text) for span in match.spans)
@@ -53,11 +50,11 @@ def _letter_values(match: BoxMatch, extra_text_penalty: float) -> list[list[floa
         of_span = iter(_span_values([match.words[word] for word in span.words], span))
         for word in span.words:
             values[word] = [next(of_span) / wanted for _ in values[word]]
-    taken = {word for span in match.spans for word in span.words}
-    score = sum(span.gain for span in match.spans) / wanted
-    loss = score * extra_text_penalty / max(1, sum(map(len, match.words)))
-    for word in set(range(len(values))) - taken:
-        values[word] = [0.0 - loss] * len(values[word])
+    extra = set(range(len(values))).difference(*(span.words for span in match.spans))
+    penalty = sum(span.gain for span in match.spans) / wanted - match.score
+    letters = sum(len(values[word]) for word in extra)
+    for word in extra:
+        values[word] = [0.0 - penalty / letters for _ in values[word]]
     return values
 
 
@@ -74,8 +71,9 @@ def _span_values(words: Sequence[str], span: Span) -> list[float]:
         elif block.tag == "delete":
             surplus += letters
     # Without surplus letters, the gain is the number of right ones.
+    excess = sum(values) - span.gain
     for letter in surplus:
-        values[letter] = (span.gain - values.count(1.0)) / len(surplus)
+        values[letter] = -excess / len(surplus)
     return values
 
 
@@ -85,7 +83,7 @@ def _box_pieces(
     """Pieces of the letters of a box, from the values of its folded letters."""
     boxes = box.letter_boxes()
     start = 0
-    for letter in _clusters(box.text):
+    for letter in split_letters(box.text):
         lefts, tops, rights, bottoms = zip(*boxes[start : start + len(letter)], strict=True)
         start += len(letter)
         folded = fold_text(letter, is_case_sensitive=is_case_sensitive)
@@ -94,15 +92,15 @@ def _box_pieces(
             yield Piece(value, min(lefts), min(tops), max(rights), max(bottoms), letter.strip())
 
 
-def _clusters(text: str) -> list[str]:
-    """Split where the folded parts, joined, give the folded whole."""
-    clusters: list[str] = []
+def split_letters(text: str) -> list[str]:
+    """Split where the folded parts, joined, give the folded whole: accents stay with letters."""
+    letters: list[str] = []
     for character in text:
-        if clusters and _is_joined(clusters[-1], character):
-            clusters[-1] += character
+        if letters and _is_joined(letters[-1], character):
+            letters[-1] += character
         else:
-            clusters.append(character)
-    return clusters
+            letters.append(character)
+    return letters
 
 
 def _is_joined(before: str, character: str) -> bool:

@@ -187,12 +187,7 @@ class OcrReward:
         """Like `score_with_notes`; the parts are the letters that were read, see `place_score`."""
         matches = self._match(prompts, pixels)
         pieces = tuple(
-            place_score(
-                match,
-                is_case_sensitive=self._is_case_sensitive,
-                extra_text_penalty=self._extra_text_penalty,
-            )
-            for match in matches
+            place_score(match, is_case_sensitive=self._is_case_sensitive) for match in matches
         )
         return replace(self._to_scores(matches), parts=pieces)
 

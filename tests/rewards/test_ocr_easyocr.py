@@ -68,6 +68,25 @@ def test_easyocr_reads_photographed_words(reader: EasyOcrReader, assets_dir: Pat
     assert scores == [1.0, pytest.approx(0.5), 1.0, 1.0]
 
 
+@pytest.mark.parametrize("turn", [0, 1, -1])
+def test_easyocr_shares_the_box_of_a_word_among_its_letters(
+    reader: EasyOcrReader, turn: int
+) -> None:
+    pixels = torch.rot90(drawn("OPEN"), turn, dims=(1, 2))[None]
+    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=("OPEN",))], pixels)
+    assert scores.values.tolist() == [1.0]
+    assert isinstance(scores.parts, tuple)
+    (pieces,) = scores.parts
+    assert [(piece.text, piece.value) for piece in pieces] == [(letter, 0.25) for letter in "OPEN"]
+    # The word is 97 pixels long, and in the middle; turned to the left, it runs upwards.
+    middle = torch.tensor([pixels.shape[3] / 2, pixels.shape[2] / 2])
+    direction = torch.tensor({0: (1.0, 0.0), 1: (0.0, -1.0), -1: (0.0, 1.0)}[turn])
+    for index, piece in enumerate(pieces):
+        place = torch.tensor([piece.left + piece.right, piece.top + piece.bottom]) / 2
+        drawn_at = middle + (index - 1.5) * 97 / 4 * direction
+        torch.testing.assert_close(place, drawn_at, rtol=0.0, atol=8.0)
+
+
 def test_easyocr_hands_out_its_characters_and_networks(reader: EasyOcrReader) -> None:
     assert reader.alphabet() == frozenset(ENGLISH["characters"])
     modules = reader.modules()
