@@ -126,7 +126,11 @@ def token_advantages(
     divided_by = divisor(centred, normalization, std_floor)
     tokens = rewards_of_tokens / divided_by[..., None]
     tokens = tokens * _ratio(_mean_square(centred / divided_by), _mean_square(tokens))
-    return replace(images, tokens=bounded(tokens, clip).float())
+    return replace(
+        images,
+        tokens=bounded(tokens, clip).float(),
+        places=parts.sum(dim=2).unflatten(-1, (places.grid.rows, places.grid.columns)).float(),
+    )
 
 
 def _scaled(

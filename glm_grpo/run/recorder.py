@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+import torch
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
@@ -32,7 +33,7 @@ from glm_grpo.run.folder import (
     step_of,
     write_atomically,
 )
-from glm_grpo.run.tables import Weighing, read_metrics, weighing_metadata
+from glm_grpo.run.tables import CREDIT, PIECES, Weighing, read_metrics, weighing_metadata
 from glm_grpo.run.trackers import NOTHING_SAID, Trackers
 from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.reweigh import Mode
@@ -42,6 +43,12 @@ _PNG_COMPRESSION = 1
 """Fastest level; lossless like all levels."""
 _ENCODERS = 8
 """Threads that encode pictures; each takes 0.1 s for 1024 x 1024 pixels."""
+_LARGEST_HALF = torch.finfo(torch.float16).max
+_PIECE = pyarrow.struct(
+    [("text", pyarrow.string())]
+    + [(name, pyarrow.float32()) for name in ("value", "left", "top", "right", "bottom")]
+)
+"""Type of a `rewards.parts.Piece`; edges in pixels."""
 
 
 class Recorder:
@@ -136,6 +143,7 @@ class Recorder:
         columns["token_ids"] = pyarrow.array(list(tokens), pyarrow.list_(pyarrow.int32()))
         columns["log_probs"] = pyarrow.array(list(log_probs), pyarrow.list_(pyarrow.float32()))
         columns |= _score_columns(experience.rewards)
+        columns |= _place_columns(experience)
         columns["total"] = _float_column(experience.totals)
         columns["penalty"] = _float_column(experience.penalties)
         columns["advantage"] = _float_column(experience.advantages.values)
@@ -312,6 +320,26 @@ def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
     for name, groups in rewards.notes.items():
         notes = [note for group in groups for note in group or (None,) * size]
         columns[f"note/{name}"] = pyarrow.array(notes, pyarrow.string())
+    return columns
+
+
+def _place_columns(experience: Experience) -> dict[str, pyarrow.Array]:
+    """What places and letters earned; nothing with credit by image."""
+    columns = {}
+    places = experience.advantages.places
+    if places is not None:
+        # Infinity would be no credit.
+        halves = places.flatten(0, 1).clamp(-_LARGEST_HALF, _LARGEST_HALF).half().numpy()
+        rows = [[list(row) for row in image] for image in halves]
+        columns[CREDIT] = pyarrow.array(rows, pyarrow.list_(pyarrow.list_(pyarrow.float16())))
+    size = experience.rewards.raw.shape[1]
+    for name, groups in experience.rewards.pieces.items():
+        found = [
+            None if pieces is None else [vars(piece) for piece in pieces]
+            for group in groups
+            for pieces in group or (None,) * size
+        ]
+        columns[f"{PIECES}{name}"] = pyarrow.array(found, pyarrow.list_(_PIECE))
     return columns
 
 

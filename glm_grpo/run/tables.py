@@ -41,6 +41,11 @@ RAW = "raw/"
 """Prefix of score columns, one per term; null if a term does not apply."""
 NOTE = "note/"
 """Prefix of note columns, one per term with notes; null if it has none for a picture."""
+CREDIT = "credit"
+"""Column of what each place of a picture earned more than its group; only with credit by place."""
+PIECES = "pieces/"
+"""Prefix of columns of pieces of the score, one per term that has them; only with credit by place.
+Null if a term does not apply."""
 SOURCES = "sources"
 """Column of the source pictures' paths; only editing runs have it."""
 
@@ -169,8 +174,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
     """Read a stored rollout or evaluation, one row per image.
 
     Args:
-        columns: Columns to read: a name, `raw/` or `note/` for all columns with that prefix,
-            `sources` if it exists; None for all.
+        columns: Columns to read: a name; `raw/`, `note/` or `pieces/` for all columns with that
+            prefix; `sources` or `credit` if it exists; None for all.
 
     Raises:
         StorageError: The file is missing, is not an intact Parquet file, was written by another
@@ -285,7 +290,7 @@ def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) ->
     """Names of the requested columns."""
     if columns is None:
         return list(stored)
-    prefixes = tuple(name for name in columns if name in (RAW, NOTE, SOURCES))
+    prefixes = tuple(name for name in columns if name in (RAW, NOTE, SOURCES, CREDIT, PIECES))
     named = [name for name in columns if name not in prefixes]
     missing = [name for name in named if name not in stored]
     if missing:

@@ -211,11 +211,12 @@ def placed_advantages(
 def _own_rows(advantages: Advantages, counts: Sequence[int], rank: int) -> Advantages:
     """Groups of one process, from those of all in rank order."""
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    tokens = advantages.tokens
+    tokens, places = advantages.tokens, advantages.places
     return Advantages(
         advantages.values[own],
         advantages.is_flat[own],
         None if tokens is None else tokens[own],
+        None if places is None else places[own],
     )
 
 

@@ -145,6 +145,20 @@ def test_flat_groups_learn_nothing_even_if_their_places_differ() -> None:
     assert found[1].count_nonzero() > 0
 
 
+def test_places_are_what_each_contributed_less_the_mean_of_the_group() -> None:
+    # Two terms at four places; the second group is flat.
+    first = torch.tensor([[[4.0, 1.0, 3.0, 0.0], [1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 3.0, 2.0]] * 2])
+    placed = torch.stack([first, first[:1].expand(2, 2, 4)])
+    rewards = placed.sum(dim=(2, 3))
+    found = token_advantages(
+        rewards, placed, token_places((TWO_BY_TWO,), TWO_BY_TWO), later=0.2, **GRPO
+    )
+    assert found.places is not None
+    # (5, 1, 3, 0) and (0, 2, 6, 4), less (2.5, 1.5, 4.5, 2).
+    half = torch.tensor([[2.5, -0.5], [-1.5, -2.0]])
+    assert found.places.equal(torch.stack([half, -half, 0 * half, 0 * half]).reshape(2, 2, 2, 2))
+
+
 def test_a_penalty_is_credit_of_the_whole_image() -> None:
     placed = torch.zeros(1, 2, 1, 4)
     rewards = torch.tensor([[-0.5, 0.5]])

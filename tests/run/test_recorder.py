@@ -16,6 +16,8 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder, encode, store_failure
 from glm_grpo.run.tables import (
+    CREDIT,
+    PIECES,
     Weighing,
     read_evaluation,
     read_metrics,
@@ -23,6 +25,7 @@ from glm_grpo.run.tables import (
     read_weighing,
 )
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
+from rewards.parts import Piece
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
 
@@ -132,6 +135,28 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
         "is_flat": [False, False, True, True],
     }
     assert images[:2] == ["images/step-000010/plain-0.png", "images/step-000010/plain-1.png"]
+
+
+def test_record_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> None:
+    experience = make_experience()
+    # In half precision 1/3 is 1365/4096 and 1e-4 is 1678/2^24; larger numbers become the largest.
+    places = torch.tensor([[[1 / 3, -0.5], [0.0, 1e6]], [[-1e-4, 0.5], [0.0, -1e6]]])
+    letter = Piece(0.25, 1.5, 2.0, 3.0, 4.0, "<")
+    experience = replace(
+        experience,
+        advantages=replace(experience.advantages, places=places[None].repeat(2, 1, 1, 1)),
+        rewards=replace(experience.rewards, pieces={"lpips": (((letter, letter), ()), ())}),
+    )
+    record_rollout(make_recorder(tmp_path), experience, 10)
+    table = read_table(RunFolder(tmp_path).rollout_path(10), ("step", CREDIT, PIECES))
+    assert table.column_names == ["step", "credit", "pieces/lpips"]
+    assert str(table.schema.field("credit").type.value_type.value_type) == "halffloat"
+    columns = table.to_pydict()
+    first, second = [[1365 / 4096, -0.5], [0, 65504]], [[-1678 / 2**24, 0.5], [0, -65504]]
+    assert columns["credit"] == [first, second] * 2
+    edges = {"left": 1.5, "top": 2.0, "right": 3.0, "bottom": 4.0}
+    stored = {"text": "<", "value": 0.25, **edges}
+    assert columns["pieces/lpips"] == [[stored, stored], [], None, None]
 
 
 def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:

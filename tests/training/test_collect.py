@@ -19,6 +19,7 @@ from glm_grpo.models.offload import Offload
 from glm_grpo.training.collect import CollectSettings, collect, placed_advantages
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
+from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Grid
@@ -389,6 +390,9 @@ def test_processes_give_the_credit_that_one_gives(normalization: str) -> None:
         assert found.tokens is not None
         assert whole.tokens is not None
         assert found.tokens.equal(whole.tokens[rows])
+        assert found.places is not None
+        assert whole.places is not None
+        assert found.places.equal(whole.places[rows])
 
 
 def test_a_policy_that_is_the_reference_loses_no_reward_to_rounding() -> None:
@@ -447,3 +451,13 @@ def test_collect_leaves_spare_prompts_to_processes_before_it() -> None:
         0,
         1,
     ]
+
+
+def test_joined_experiences_keep_what_places_earned() -> None:
+    advantage = advantage_settings(credit="place")
+    whole = join_experiences([collected(advantage=advantage, term=Placed([]))] * 2)
+    # The second group differs by 10 levels at the left; the first is flat.
+    right = [0.0, 0.0]
+    group = [[[-5.0, *right]], [[5.0, *right]]]
+    assert whole.advantages.places is not None
+    assert whole.advantages.places.tolist() == [[[[0.0, *right]]] * 2, group] * 2
