@@ -22,7 +22,9 @@ from glm_grpo.gallery.readings import asked_letters, read_letters
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
+    CREDIT,
     NOTE,
+    PIECES,
     RAW,
     SOURCES,
     MetricsRow,
@@ -50,6 +52,7 @@ EVALUATION_COLUMNS = (
     *(RAW, NOTE, SOURCES),
 )
 ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
+CREDIT_COLUMNS = ("prompt_id", "image", CREDIT, PIECES)
 _NUMBERS = ("total", "penalty", "advantage")
 
 SCHEMA = 1
@@ -207,14 +210,18 @@ def pictures_of(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _groups(table: pyarrow.Table, readers: Mapping[str, bool]) -> Iterator[Group]:
-    columns = {
+    columns: dict[str, Any] = {
         field.name: _floats(column) if field.type == pyarrow.float32() else column.to_pylist()
         for field, column in zip(table.schema, table.columns, strict=True)
     }
-    for _, rows in itertools.groupby(range(table.num_rows), columns["prompt_id"].__getitem__):
+    for rows in _rows_by_prompt(columns["prompt_id"]):
+        yield _group({name: column[rows] for name, column in columns.items()}, readers)
+
+
+def _rows_by_prompt(prompt_ids: Sequence[str]) -> Iterator[slice]:
+    for _, rows in itertools.groupby(range(len(prompt_ids)), prompt_ids.__getitem__):
         first, *others = rows
-        part = slice(first, first + 1 + len(others))
-        yield _group({name: column[part] for name, column in columns.items()}, readers)
+        yield slice(first, first + 1 + len(others))
 
 
 def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
@@ -353,6 +360,11 @@ def chunk_key(step: int) -> str:
     return f"steps-{first:06d}"
 
 
+def credit_key(step: int) -> str:
+    """Name of the data file of what the places of a training step's pictures earned."""
+    return f"credit-{step:06d}"
+
+
 def evaluation_key(step: int) -> str:
     """Name of the data file of the evaluation at a policy step."""
     return f"evaluation-{step:06d}"
@@ -424,6 +436,46 @@ def steps_data(records: Records, key: str) -> dict[str, Any]:
             _entry(records, step, folder.rollout_path(step), ROLLOUT_COLUMNS) for step in sampled
         ],
     }
+
+
+def credit_data(records: Records, step: int) -> dict[str, Any] | None:
+    """What places and letters of the pictures of a step earned; None with credit by image.
+
+    Groups go by their first picture. The credit of places is whole numbers of a `unit` that leaves
+    the largest of the group three digits: a large picture has 1,024 of them.
+
+    Returns:
+        `{picture: {"unit": reward per 1, "places": [image][row][column], "pieces": {term:
+        [image][letter] of text, is it right, left, top, right, bottom}}}`, edges in pixels.
+    """
+    try:
+        table = read_table(records.folder.rollout_path(step), CREDIT_COLUMNS)
+    except StorageError:
+        # The data of the step say so.
+        return None
+    if CREDIT not in table.column_names:
+        return None
+    columns = table.to_pydict()
+    data = {}
+    for rows in _rows_by_prompt(columns["prompt_id"]):
+        credit = np.array(columns[CREDIT][rows], dtype=np.float64)
+        largest = np.abs(credit).max()
+        digits = 2 - math.floor(math.log10(largest)) if largest else 0
+        data[picture_name(columns["image"][rows.start])] = {
+            "unit": float(f"1e{-digits}"),
+            "places": np.rint(credit * 10.0**digits).astype(int).tolist(),
+            "pieces": {
+                name.removeprefix(PIECES): [list(map(_letter, found)) for found in column[rows]]
+                for name, column in columns.items()
+                if name.startswith(PIECES) and column[rows.start] is not None
+            },
+        }
+    return data
+
+
+def _letter(piece: Mapping[str, Any]) -> list[Any]:
+    edges = (round(piece[edge], 1) for edge in ("left", "top", "right", "bottom"))
+    return [piece["text"], piece["value"] > 0, *edges]
 
 
 def evaluation_data(records: Records, step: int) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from glm_grpo.gallery.beside import OtherRun, keep_beside
 from glm_grpo.gallery.data import (
     Records,
     chunk_key,
+    credit_data,
+    credit_key,
     evaluation_data,
     evaluation_key,
     pictures_in,
@@ -30,8 +32,8 @@ from glm_grpo.run.tables import SummaryRow
 _UNSAFE = re.compile("[<\u2028\u2029\ud800-\udfff]")
 
 _RUN_KEY = "run"
-_KEY = re.compile(r"(?:steps|evaluation)-\d{6,}")
-"""Pattern of the results of `chunk_key` and `evaluation_key`."""
+_KEY = re.compile(r"(?:steps|evaluation|credit)-\d{6,}")
+"""Pattern of the results of `chunk_key`, `evaluation_key` and `credit_key`."""
 
 
 def to_script(key: str, value: Mapping[str, Any]) -> bytes:
@@ -145,6 +147,13 @@ def _is_added(folder: RunFolder, evaluated: int, step: int) -> bool:
 def _write_steps(records: Records, key: str) -> None:
     data = steps_data(records, key)
     make_thumbnails(records.folder, pictures_in(data["steps"]))
+    for entry in data["steps"]:
+        # Files of their own: views that read all steps do without them.
+        credit = credit_data(records, entry["step"]) if "groups" in entry else None
+        if credit is not None:
+            _write_script(records.folder, credit_key(entry["step"]), credit)
+            for group in entry["groups"]:
+                group["credit"] = credit_key(entry["step"])
     _write_script(records.folder, key, data)
 
 
@@ -186,11 +195,11 @@ def _files_below(directory: Traversable, prefix: str = "") -> Iterator[tuple[str
 def _remove_outdated(records: Records) -> None:
     """Remove files of steps that no longer exist, as after resuming at an earlier step."""
     folder = records.folder
-    keys = {_RUN_KEY, *records.chunks, *map(evaluation_key, records.evaluations)}
+    rollouts = {step for steps in records.chunks.values() for step in steps}
+    keys = {*records.chunks, *map(evaluation_key, records.evaluations), *map(credit_key, rollouts)}
     for path in sorted((folder.path / "gallery/data").glob("*.js")):
         if _KEY.fullmatch(path.stem) and path.stem not in keys:
             remove(path)
-    rollouts = {step for steps in records.chunks.values() for step in steps}
     kept = {f"step-{step:06d}" for step in rollouts}
     kept |= {f"eval-{step:06d}" for step in records.evaluations}
     for path in sorted((folder.path / "gallery/thumbs").glob("*")):

@@ -6,9 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 from playwright.sync_api import Locator, Page, expect
 
+from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import CREDIT, PIECES, read_table
 from tests.browser.conftest import (
     GROUP_SIZE,
     NOT_FOUND,
@@ -170,3 +175,99 @@ def test_groups_remember_sizes_and_go_from_step_to_step_and_prompt_to_prompt(
     expect(group_of(page, "masked").get_by_role("heading", level=3)).to_be_focused()
     page.keyboard.press("k")
     expect(group_of(page, "plain").get_by_role("heading", level=3)).to_be_focused()
+
+
+def credit_run(run: RunFolder, path: Path) -> RunFolder:
+    """A copy in which step 1 has credit on two by two places, and letters, of `plain`."""
+    run = copy_run(run, path)
+    rollout = run.rollout_path(1)
+    table = read_table(rollout)
+    # Of samples 0, 1 and 2; the other groups have none.
+    places = [[[0.25, 0], [0, -0.125]], [[-0.5, 0], [0, 0.125]], [[0.25, 0], [0, 0]]]
+    credit = places + [[[0.0, 0.0], [0.0, 0.0]]] * 9
+    edges = {"left": 16.0, "top": 32.0, "right": 32.0, "bottom": 48.0}
+    letters = [{"text": "C", "value": 0.25, **edges}, {"text": "<b>", "value": 0.0, **edges}]
+    pieces = [letters, [], [], *[[]] * 9]
+    halves = [[[np.float16(value) for value in row] for row in image] for image in credit]
+    table = table.append_column(
+        CREDIT, pyarrow.array(halves, pyarrow.list_(pyarrow.list_(pyarrow.float16())))
+    ).append_column(f"{PIECES}ocr", pyarrow.array(pieces))
+    pyarrow.parquet.write_table(table, rollout)
+    write_gallery(run, ())
+    return run
+
+
+def test_groups_lay_over_samples_what_their_places_earned(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path, find_violations: Any
+) -> None:
+    page = open_gallery("groups?step=1", run=credit_run(gallery_run, tmp_path / "run"))
+    samples_of(page, "plain")
+    button = page.get_by_role("button", name="Credit", exact=True)
+    expect(button).to_have_attribute("aria-pressed", "false")
+    expect(page.locator(".credit")).to_have_count(0)
+    page.keyboard.press("c")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(page).to_have_url(re.compile("credit=1"))
+    expect(page.locator(".credit-legend")).to_contain_text("letters that OCR read, dashed")
+    expect(group_of(page, "plain")).to_contain_text("strongest colour: \u00b10.500")
+    expect(group_of(page, "flat")).to_contain_text("no place differs")
+    # In order of reward: samples 2, 0 and 1.
+    over = samples_of(page, "plain").locator(".credit")
+    expect(over).to_have_count(GROUP_SIZE)
+    pixels = over.locator("canvas").evaluate_all(
+        "all => all.map((each) => [...each.getContext('2d').getImageData(0, 0, 2, 2).data])"
+    )
+    # The opacity of the largest is 0.85 * 255 = 216.75; of half of it 108, of a quarter 54.
+    alphas = [image[3::4] for image in pixels]
+    assert alphas == [[108, 0, 0, 0], [108, 0, 0, 54], [217, 0, 0, 54]]
+    more, less = pixels[1][:3], pixels[2][:3]
+    assert more[2] > more[0]
+    assert less[0] > less[2]
+    expect(over.nth(1).locator("canvas")).to_have_attribute(
+        "aria-label",
+        "Credit by place: most +0.250 in row 1, column 1; least \u22120.125 in row 2, column 2",
+    )
+    expect(over.nth(1).locator(".is-right")).to_have_text(["C"])
+    expect(over.nth(1).locator(".is-wrong")).to_have_text(["<b>"])
+    # A quarter, half, of 64 pixels.
+    box = over.nth(1).locator(".is-right")
+    assert box.evaluate("box => [box.style.left, box.style.top]") == ["25%", "50%"]
+    size = over.nth(1).bounding_box() or {}
+    over.nth(1).hover(position={"x": size["width"] * 0.75, "y": size["height"] * 0.75})
+    expect(over.nth(1).locator(".credit-here")).to_have_text("\u22120.125 of the total")
+    assert find_violations(page) == []
+
+    # Enlarged it is still there, goes away by the same key, and numbers stand in its places.
+    over.nth(1).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".credit-numbers span")).to_have_text(
+        ["+0.250", "0.000", "0.000", "\u22120.125"]
+    )
+    expect(dialog.locator(".credit-legend")).to_contain_text("+0.500")
+    assert find_violations(page) == []
+    page.keyboard.press("c")
+    expect(dialog.locator(".credit")).to_have_count(0)
+    dialog.get_by_role("button", name="Credit").click()
+    expect(dialog.locator(".credit")).to_have_count(1)
+    # The target has none; other steps have none either.
+    page.keyboard.press("b")
+    expect(dialog.locator(".credit")).to_be_hidden()
+    show(page, "groups?step=2&credit=1")
+    samples_of(page, "plain")
+    expect(page.get_by_role("button", name="Credit", exact=True)).to_have_count(0)
+    expect(page.locator(".credit")).to_have_count(0)
+
+
+def test_images_that_find_enlarges_show_credit_too(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    run = credit_run(gallery_run, tmp_path / "run")
+    page = open_gallery("find?id=plain&to=1", run=run, allows=NOT_FOUND)
+    page.locator(".find-region .picture").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Credit").click()
+    expect(dialog.locator(".credit canvas")).to_have_count(1)
+    # It is a way of looking, not a filter.
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Clear filters").click()
+    expect(page).to_have_url(re.compile(r"#find\?credit=1$"))

@@ -17,6 +17,7 @@ from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder, encode
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
+from rewards.parts import Pieces
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
 
@@ -46,6 +47,8 @@ class StoredRun:
             ]
         )
         self.size = 8
+        self.places: Tensor | None = None
+        self.pieces: dict[str, tuple[Pieces, ...]] = {}
         self.recorder = Recorder(self.folder, trackers=(), config={}, combine="weighted_sum")
         path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.write_text(config, encoding="utf-8")
@@ -58,6 +61,7 @@ class StoredRun:
             weights=torch.tensor([0.4, 0.2, 0.3, 0.1]),
             std_floors=torch.full((4,), 1e-4),
             notes={"ocr": self.notes},
+            pieces=self.pieces,
         )
 
     def images(self, value: int = 0) -> ImageBatch:
@@ -80,7 +84,9 @@ class StoredRun:
             totals=combine(table, mode="weighted_sum"),
             penalties=torch.tensor([[0.0, 0.1], [0.0, 0.0]]),
             advantages=Advantages(
-                torch.tensor([[-0.7, 0.7], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
+                torch.tensor([[-0.7, 0.7], [0.0, 0.0]]),
+                is_flat=torch.tensor([False, True]),
+                places=self.places,
             ),
         )
         self.recorder.record_rollout(experience, encode(experience.images), step)

@@ -15,6 +15,7 @@ import yaml
 from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.marks import MarkChange, change_mark
 from glm_grpo.run.tables import SummaryRow
+from rewards.parts import Piece
 from rewards.types import Prompt
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -48,7 +49,13 @@ def test_run_tells_the_settings(run: Any) -> None:
             ],
             "watch": [],
         },
-        "advantage": {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0},
+        "advantage": {
+            "normalization": "group_std",
+            "std_floor": 0.02,
+            "clip": 5.0,
+            "credit": "image",
+            "later": 0.2,
+        },
         "group_size": 8,
         "picture": {"width": 128, "height": 128},
         "steps_planned": 40,
@@ -213,6 +220,34 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
         "advantage": [0.0, 0.0],
         "is_flat": True,
     }
+
+
+def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
+    run.record_step(2)
+    # Of one row of two places: three digits of the largest of each group, 0.0625 and 20.
+    first, second = [[[0.0625, -0.012]], [[-0.00004, 0.025]]], [[[20.0, 0.0]], [[-3.0, 9.0]]]
+    run.places = torch.tensor([first, second])
+    letters = Piece(0.25, 1.26, 2.0, 3.0, 4.0, "<"), Piece(0.0, 0.0, 0.0, 8.0, 8.0, "F")
+    run.pieces = {"ocr": ((letters, ()), ())}
+    run.record_step(3)
+    before, after = written(run, "steps-000001")["steps"]
+    assert [group.get("credit") for group in before["groups"]] == [None, None]
+    assert [group["credit"] for group in after["groups"]] == ["credit-000003"] * 2
+    assert run.data("credit-000003") == {
+        "step-000003/kite-0.png": {
+            "unit": 1e-4,
+            "places": [[[625, -120]], [[0, 250]]],
+            "pieces": {
+                "ocr": [[["<", True, 1.3, 2, 3, 4], ["F", False, 0, 0, 8, 8]], []],
+            },
+        },
+        "step-000003/b-0.png": {
+            "unit": 0.1,
+            "places": [[[200, 0]], [[-30, 90]]],
+            "pieces": {},
+        },
+    }
+    assert "credit-000002.js" not in run.files("data")
 
 
 def test_evaluation_holds_what_was_not_learned_from(run: Any) -> None:

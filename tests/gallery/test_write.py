@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from glm_grpo.gallery import update_gallery, write_gallery
 
@@ -141,6 +142,7 @@ def test_list_of_files_is_written_after_all_that_it_lists(
 
 
 def test_write_gallery_removes_what_no_longer_belongs(run: Any) -> None:
+    run.places = torch.ones(2, 2, 1, 1)
     for step in (1, 2, 11):
         run.record_step(step)
         run.record_evaluation(step)
@@ -149,7 +151,8 @@ def test_write_gallery_removes_what_no_longer_belongs(run: Any) -> None:
     (run.gallery / "mine.txt").write_text("kept")
     run.recorder.truncate_after(1)
     write_gallery(run.folder, ())
-    assert run.files("data") == ["evaluation-000001.js", "run.js", "steps-000001.js"]
+    kept = ["credit-000001.js", "evaluation-000001.js", "run.js", "steps-000001.js"]
+    assert run.files("data") == kept
     folders = {name.split("/")[0] for name in run.files("thumbs")}
     assert folders == {"eval-000001", "step-000001", "targets", "train-targets"}
     assert "old.js" not in run.files("assets")

@@ -14,7 +14,7 @@
   /* Thousandths, as scores are shown. */
   const DIGITS = 1000;
   const SOURCES = { training: "training steps", evaluations: "evaluations", both: "both" };
-  const WAYS_OF_LOOKING = ["of", "sort", "order"];
+  const WAYS_OF_LOOKING = ["of", "sort", "order", "credit"];
 
   /** The address without filters: the way of looking stays. */
   function withoutFilters(params) {

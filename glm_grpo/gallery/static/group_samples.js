@@ -7,6 +7,7 @@
   const { Notes, Picture, Problem, PromptText, Scores, clip, fmt, signed, useNear } = parts;
   const { MarkButtons } = gallery.marks;
   const { AskedRead } = gallery.readings;
+  const { CreditOver, Scale } = gallery.credit;
   const { listReferences } = gallery.progressTable;
   const { useEffect, useRef } = preactHooks;
 
@@ -50,10 +51,11 @@
    * @param arranged As arrange gives it.
    * @param reach The largest |advantage| of the step.
    * @param isDiff Show differences to the target.
+   * @param credit Of the group, to lay over its samples; undefined for none.
    * @param density "pictures", "captions" or "figures": what stands below them.
    * @param chosen Sample that the address names, "" for none; null where it names another prompt.
    */
-  function Group({ arranged, step, reach, isDiff, density, chosen }) {
+  function Group({ arranged, step, reach, isDiff, credit, density, chosen }) {
     const { group, order, problem } = arranged;
     const [near, isNear] = useNear();
     const heading = useRef(null);
@@ -71,7 +73,7 @@
         <span dir="auto">${clip(group.prompt_id)}</span>
         ${group.is_flat && html` <strong class="badge" title="All totals are equal">flat group: the policy learns nothing from it</strong>`}
       </h3>
-      <p class="group-prompt"><${PromptText} text=${group.prompt} /></p>
+      <p class="group-prompt"><${PromptText} text=${group.prompt} /> ${credit && html`<${Scale} credit=${credit} />`}</p>
       ${masked.length > 0 && html`<p class="soft">Terms that do not apply here: ${masked.join(", ")}</p>`}
       ${problem && html`<${Problem} where="Parts" message=${problem} />`}
       ${
@@ -86,7 +88,8 @@
           ${order.map(
             (sample) =>
               html`<${Sample} key=${sample} arranged=${arranged} sample=${sample} step=${step}
-                reach=${reach} isDiff=${isDiff} density=${density} isChosen=${chosen === String(sample)} />`,
+                reach=${reach} isDiff=${isDiff} credit=${credit} density=${density}
+                isChosen=${chosen === String(sample)} />`,
           )}
         </ol>
       </div>`
@@ -109,12 +112,13 @@
   }
 
   /* Below every picture stands the same, part by part in a row of the grid: figures are level. */
-  function Sample({ arranged, sample, step, reach, isDiff, density, isChosen }) {
+  function Sample({ arranged, sample, step, reach, isDiff, credit, density, isChosen }) {
     const { group, ranks } = arranged;
     const caption = `total ${fmt(group.total[sample])}, advantage ${signed(group.advantage[sample], 2)}`;
     return html`<li class="sample" aria-current=${isChosen ? "true" : undefined}>
       <h4>Rank ${ranks[sample]} ${density !== "pictures" && html`<span class="soft">sample ${sample}</span>`}</h4>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
+        over=${credit && html`<${CreditOver} credit=${credit} sample=${sample} />`}
         alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
         attributes=${{ ...OPENS, ...(density === "pictures" && { title: caption }) }} />
       ${
@@ -171,6 +175,7 @@
       image: group.images[sample],
       target: group.target,
       sources: group.sources,
+      credit: group.credit && { key: group.credit, group: group.images[0], sample },
       alt: sampleTitle(arranged, sample),
       title: `Step ${step}: ${sampleTitle(arranged, sample)}`,
       earlier: () => findEarlier(group.prompt_id, sample, step),

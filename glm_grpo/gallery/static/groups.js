@@ -6,6 +6,7 @@
   const { html, link, parts } = gallery;
   const { LargeView, Problem, SizeControls, Title, fmt, movesIn, useKeys, useLoaded, useSizes } = parts;
   const { Group, arrange, largeItem } = gallery.groupSamples;
+  const { CreditButton, Legend, useCredit, useCreditOf } = gallery.credit;
   const { useMemo } = preactHooks;
 
   /* Widths of pictures in CSS pixels: eight samples of a group stand in one row of a window of 1,440
@@ -71,7 +72,7 @@
     const index = steps.indexOf(step);
     /* Prompts of one step are not those of another: only the way of looking stays. */
     const show = (next) => {
-      if (next !== undefined) gallery.go("groups", { diff: params.diff, step: next });
+      if (next !== undefined) gallery.go("groups", { diff: params.diff, credit: params.credit, step: next });
     };
     const before = steps[index - 1];
     const after = index < 0 ? undefined : steps[index + 1];
@@ -120,8 +121,19 @@
     const shown = useMemo(() => groups.map(arrange), [groups]);
     const isChosen = (group) => group.prompt_id === params.prompt;
     const message = `step ${step} has no prompt "${params.prompt}".`;
-    useKeys({ j: () => move(1), k: () => move(-1) });
+    const key = groups.find((group) => group.credit)?.credit;
+    const [isCredit, toggleCredit] = useCredit();
+    const credit = useCreditOf(key, isCredit);
+    useKeys({ j: () => move(1), k: () => move(-1), ...(key && { c: toggleCredit }) });
     return html`<p role="status">${describe(step, groups)}</p>
+      ${
+        key &&
+        html`<div class="credit-bar">
+          <${CreditButton} isOn=${isCredit} toggle=${toggleCredit} />
+          ${isCredit && html`<${Legend} />`}
+        </div>`
+      }
+      ${credit.error && html`<${Problem} where="Credit" message=${credit.error.message} />`}
       ${
         params.prompt !== undefined &&
         !groups.some(isChosen) &&
@@ -131,6 +143,7 @@
         (arranged) =>
           html`<${Group} key=${arranged.group.prompt_id} arranged=${arranged} step=${step}
             reach=${reach} isDiff=${Boolean(params.diff)} density=${density}
+            credit=${credit.data?.[arranged.group.images[0]]}
             chosen=${isChosen(arranged.group) ? (params.sample ?? "") : null} />`,
       )}
       ${
@@ -182,6 +195,7 @@
     ["\u2190 \u2192", "Previous and next training step"],
     ["j k", "Next and previous prompt"],
     ["d", "Difference from the target"],
+    ["c", "Credit by place, if the run trains with it"],
   ];
   gallery.views.groups = Groups;
 })();

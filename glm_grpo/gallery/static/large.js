@@ -7,6 +7,7 @@
   const { Dialog, fullUrl, useKeys } = parts;
   const { MarkButtons } = gallery.marks;
   const { Stage } = gallery.largeStage;
+  const { CreditButton, CreditOver, Legend, useCredit, useCreditOf } = gallery.credit;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
 
   const LAYOUTS = { one: "One", side: "Side by side", wipe: "Wipe", difference: "Difference" };
@@ -26,13 +27,15 @@
     ["+ \u2212", "Zoom in and out; the wheel zooms around the pointer"],
     ["0 1", "Fit to the window; show at 100 %"],
     ["Shift and an arrow", "Move the image, or the edge in Wipe; a drag does the same"],
+    ["c", "Credit by place of a training sample, if the run trains with it"],
     ["i", "Show or hide the figures"],
     ["t x m", "Star, reject or note the image"],
   ];
 
   /**
-   * @param item What is shown: {id, title, alt, image, target, sources, body, earlier, beside}. `id`
-   *     tells items apart; body() gives the figures; `beside` are pictures of other runs, {key, title,
+   * @param item What is shown: {id, title, alt, image, target, sources, credit, body, earlier, beside}.
+   *     `id` tells items apart; `credit` is {key, group, sample}: a data file, and what to take of
+   *     it; body() gives the figures; `beside` are pictures of other runs, {key, title,
    *     alt, image}; earlier() promises [{step, image, title}] of the same
    *     prompt at earlier steps, the newest last.
    * @param moves Where keys and buttons lead: {left, right, up, down, before, after}, each undefined
@@ -55,7 +58,13 @@
       [item.id, item.beside?.length, earlier.found],
     );
     const second = chooseSecond(plates, against ?? first);
-    const shown = arrange(plates, second, layout);
+    const [isCredit, toggleCredit] = useCredit();
+    const loaded = useCreditOf(item.credit?.key, isCredit);
+    const credit = item.credit && loaded.data?.[item.credit.group];
+    const [sample, ...others] = arrange(plates, second, layout);
+    const over =
+      credit && html`<${CreditOver} credit=${credit} sample=${item.credit.sample} isLarge />`;
+    const shown = [{ ...sample, over }, ...others];
     const stage = useRef(null);
     const zoom = useRef(null);
     const flip = () => {
@@ -85,6 +94,7 @@
         0: () => zoom.current.fit(),
         1: () => zoom.current.scaleTo(1),
         i: toggleFigures,
+        ...(item.credit && { c: toggleCredit }),
         "?": () => setAreKeys(!areKeys),
       },
       { isInDialog: true },
@@ -110,13 +120,18 @@
       <${ZoomButtons} scale=${scale} zoom=${zoom} />
       <${MoveButtons} moves=${moves} />
     </div>`;
-    const buttons = html`<button type="button" aria-pressed=${areFigures} onMouseDown=${keepFocus}
+    const buttons = html`${
+        item.credit &&
+        html`<${CreditButton} isOn=${isCredit} toggle=${toggleCredit} attributes=${{ onMouseDown: keepFocus }} />`
+      }
+      <button type="button" aria-pressed=${areFigures} onMouseDown=${keepFocus}
         onClick=${toggleFigures}>Figures</button>
       <button type="button" class="large-help" aria-label="Keys" aria-pressed=${areKeys}
         onMouseDown=${keepFocus} onClick=${() => setAreKeys(!areKeys)}>?</button>`;
     return html`<${Dialog} className="large" title=${item.title} tools=${tools} buttons=${buttons}
         focus=${stage} onClose=${onClose}>
       <div class=${areFigures || areKeys ? "large-body has-side" : "large-body"}>
+        ${credit && html`<div class="large-credit"><${Legend} credit=${credit} /></div>`}
         <${Stage} focus=${stage} label=${`Images of ${item.title}`} layout=${layout} shown=${shown}
           isFlipped=${isFlipped} wipe=${wipe} onWipe=${setWipe} moves=${moves} zoomRef=${zoom}
           onZoom=${setScale} />

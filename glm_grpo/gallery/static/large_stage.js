@@ -178,7 +178,7 @@
    * @param focus A ref that is given the element.
    * @param label What it is called.
    * @param layout "one", "side", "wipe" or "difference".
-   * @param shown Pictures in their order: [{key, title, image, alt}]; of layouts but "side" the
+   * @param shown Pictures in their order: [{key, title, image, alt, over}], `over` laid over it; of layouts but "side" the
    *     first two count: what is seen, and what it is held against.
    * @param isFlipped Of "one": show the second.
    * @param wipe Of "wipe": how much of the width, 0 to 1, is the first's.
@@ -235,6 +235,7 @@
   function Sheet({ plate, kind, style, isHidden }) {
     return html`<div class=${kind} style=${{ ...style, visibility: isHidden ? "hidden" : null }}>
       <${Layer} key=${plate.image} path=${plate.image} alt=${plate.alt} isFull attributes=${AT_ONCE} />
+      ${plate.over}
     </div>`;
   }
 
@@ -272,6 +273,7 @@
     return html`<div class=${`${kind} difference`} style=${style}>
         ${layer(second, "")}${layer(first, `Difference, brightened: ${first.alt}, ${second.title}`)}
       </div>
+      ${first.over && html`<div class="large-sheet" style=${style}>${first.over}</div>`}
       <p class="large-label">Difference, brightened: ${title.toLowerCase()}</p>`;
   }
 

@@ -73,10 +73,11 @@
    * @param alt What the picture is, for those who do not see it.
    * @param size Width in CSS pixels; without it the picture fills its place.
    * @param isDiff Show the brightened difference to the target instead.
+   * @param over What is laid over the picture.
    * @param onOpen Called by a click.
    * @param attributes Of the button, for instance tabIndex.
    */
-  function Picture({ image, target, alt, size, isDiff, onOpen, attributes }) {
+  function Picture({ image, target, alt, size, isDiff, over, onOpen, attributes }) {
     const { width, height } = gallery.run.picture ?? { width: SMALL_WIDTH, height: SMALL_WIDTH };
     const style = {
       "--picture-width": size ? `${size}px` : "100%",
@@ -101,7 +102,7 @@
         </span>`
       : layer(image, alt);
     const shared = { class: kind, style, ...attributes };
-    return html`<button type="button" onClick=${onOpen} ...${shared}>${layers}</button>`;
+    return html`<button type="button" onClick=${onOpen} ...${shared}>${layers}${over}</button>`;
   }
 
   /** A picture in its place: with `isFull` the stored one, else its thumbnail; each stands in for the

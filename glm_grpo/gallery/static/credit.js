@@ -1,0 +1,154 @@
+/* Credit by place, laid over pictures: which places earned more than those of the group's other
+   pictures, and the letters that OCR read. */
+(function () {
+  "use strict";
+
+  const gallery = window.glmGallery;
+  const { html, parts } = gallery;
+  const { signed, useLoaded } = parts;
+  const { useLayoutEffect, useMemo, useRef, useState } = preactHooks;
+
+  /* Blue-green and orange-red: also for readers who do not tell red from green one is bluish and
+     dark, the other yellowish and bright. The same as in credit.css. */
+  const MORE = [0, 128, 138];
+  const LESS = [232, 89, 12];
+  /* Of the largest credit of a group; the picture is still seen through it. */
+  const STRONGEST = 0.85;
+  /* So many places at most have their numbers written in them. */
+  const MOST_NUMBERS = 100;
+  /* Of the picture's height: what a letter needs above its box. */
+  const EDGE = 0.1;
+
+  /** Hook: [isOn, toggle]: whether credit is shown, in all views; kept in the address. */
+  function useCredit() {
+    const { view, params } = gallery.useRoute();
+    const isOn = Boolean(params.credit);
+    return [isOn, () => gallery.replace(view, { ...params, credit: isOn ? null : 1 })];
+  }
+
+  /**
+   * Hook: what places of the pictures of a step earned, once it is loaded: {data, error}, both empty
+   * where `isOn` is false or there is none.
+   *
+   * @param key Of its data file, `credit` of any group; undefined for a run by image.
+   */
+  function useCreditOf(key, isOn) {
+    const wanted = isOn && key ? key : null;
+    return useLoaded(() => (wanted ? gallery.load(wanted) : Promise.resolve(null)), [wanted]);
+  }
+
+  /** The button that lays credit over pictures. */
+  function CreditButton({ isOn, toggle, attributes }) {
+    return html`<button type="button" aria-pressed=${isOn} onClick=${toggle}
+      title="Where in the image the total was earned" ...${attributes}>Credit</button>`;
+  }
+
+  /** Largest |credit| of a group, in units. */
+  function largestOf({ places }) {
+    return Math.max(0, ...places.flat(2).map(Math.abs));
+  }
+
+  /** A credit in reward units; the largest of the group has three digits. */
+  function say(units, { unit }) {
+    return signed(units * unit, Math.max(0, Math.round(-Math.log10(unit))));
+  }
+
+  /** What the colours mean; of one group with their scale. */
+  function Legend({ credit }) {
+    const largest = credit && largestOf(credit);
+    return html`<p class="credit-legend">
+      <span class="credit-scale">${largest ? say(-largest, credit) : "less"}<span class="credit-ramp" aria-hidden="true"></span>${
+        largest ? say(largest, credit) : "more"}</span>
+      <span><b class="is-more">Blue-green</b> places earned more of the total than the same places do
+        in the group's samples on average, ${" "}<b class="is-less">orange</b> places earned less.
+        Boxes are the letters that OCR read, dashed where they are wrong or surplus.</span>
+    </p>`;
+  }
+
+  /** The scale of a group's colours, in words. */
+  function Scale({ credit }) {
+    const largest = largestOf(credit);
+    return html`<span class="soft">${
+      largest ? `strongest colour: ${say(largest, credit).replace("+", "\u00b1")}` : "no place differs"
+    }</span>`;
+  }
+
+  /**
+   * The credit of one sample, over its picture.
+   *
+   * @param credit Of its group, as the data file gives it.
+   * @param isLarge Write the numbers into the places, where they are few and wide.
+   */
+  function CreditOver({ credit, sample, isLarge }) {
+    const places = credit.places[sample];
+    const [rows, columns] = [places.length, places[0].length];
+    const largest = useMemo(() => largestOf(credit), [credit]);
+    const canvas = useRef(null);
+    const [at, setAt] = useState(null);
+    useLayoutEffect(() => paint(canvas.current, places, largest), [places, largest]);
+    const look = (event) => {
+      const { left, top, width, height } = event.currentTarget.getBoundingClientRect();
+      const within = (share, count) => Math.min(Math.max(Math.floor(share * count), 0), count - 1);
+      setAt([
+        within((event.clientY - top) / height, rows),
+        within((event.clientX - left) / width, columns),
+      ]);
+    };
+    const grid = { "--rows": rows, "--columns": columns };
+    return html`<span class="credit" style=${grid} onPointerMove=${look} onPointerLeave=${() => setAt(null)}>
+      <canvas ref=${canvas} width=${columns} height=${rows} role="img"
+        aria-label=${describe(places, credit)}></canvas>
+      ${
+        isLarge && rows * columns <= MOST_NUMBERS &&
+        html`<span class="credit-numbers" aria-hidden="true">${places.flat().map(
+          (units, place) => html`<span key=${place}>${say(units, credit)}</span>`,
+        )}</span>`
+      }
+      <${Letters} pieces=${credit.pieces} sample=${sample} />
+      ${
+        at &&
+        html`<span class="credit-place" style=${{ "--row": at[0], "--column": at[1] }}></span>
+          <span class="credit-here">${say(places[at[0]]?.[at[1]] ?? 0, credit)} of the total</span>`
+      }
+    </span>`;
+  }
+
+  function paint(canvas, places, largest) {
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(canvas.width, canvas.height);
+    places.flat().forEach((units, place) => {
+      const alpha = largest ? (Math.abs(units) / largest) * STRONGEST * 255 : 0;
+      image.data.set([...(units < 0 ? LESS : MORE), alpha], 4 * place);
+    });
+    context.putImageData(image, 0, 0);
+  }
+
+  /* The most and the least of one picture, for those who do not see it. */
+  function describe(places, credit) {
+    const all = places.flat();
+    const where = (units) => {
+      const place = all.indexOf(units);
+      const columns = places[0].length;
+      return `${say(units, credit)} in row ${Math.floor(place / columns) + 1}, column ${(place % columns) + 1}`;
+    };
+    return `Credit by place: most ${where(Math.max(...all))}; least ${where(Math.min(...all))}`;
+  }
+
+  /* A letter stands above its box, or at the picture's edge in it. */
+  function Letters({ pieces, sample }) {
+    const { picture } = gallery.run;
+    if (!picture) return null;
+    const across = (x) => `${(100 * x) / picture.width}%`;
+    const down = (y) => `${(100 * y) / picture.height}%`;
+    return Object.values(pieces)
+      .flatMap((images) => images[sample])
+      .map(([text, isRight, left, top, right, bottom], index) => {
+        const place = { left: across(left), top: down(top), width: across(right - left), height: down(bottom - top) };
+        const kinds = [isRight ? "is-right" : "is-wrong", ...(top < EDGE * picture.height ? ["is-at-edge"] : [])];
+        return html`<span key=${index} class=${`credit-letter ${kinds.join(" ")}`} style=${place}
+          aria-hidden="true"><span>${text}</span></span>`;
+      });
+  }
+
+  gallery.credit = { CreditButton, CreditOver, Legend, Scale, useCredit, useCreditOf };
+})();
