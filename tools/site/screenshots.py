@@ -3,6 +3,7 @@
 python -m tools.site.screenshots RUN [--step 3] [--chromium PATH]
 
 Opens the gallery of the run from disk in a headless Chromium and writes docs/images/gallery_*.png.
+Of a run with credit by place, writes only the picture that shows it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright
 
+from glm_grpo.gallery.data import credit_key
+
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SIZE = ViewportSize(width=1200, height=760)
 COLOURS = 128
 """Enough for flat drawings; a full palette would make the files four times as large."""
+WHOLE_GROUPS_IN_ROWS = """
+localStorage.setItem("glm-grpo.groups.size", 112);
+localStorage.setItem("glm-grpo.groups.density", "captions");
+"""
+"""Eight samples and their target side by side, and little below them."""
 
 
 def main() -> None:
@@ -33,12 +41,18 @@ def main() -> None:
         "gallery_progress": "progress",
         "gallery_groups": f"groups?step={options.step}",
     }
-    address = (options.run / "gallery" / "index.html").resolve().as_uri()
+    gallery = options.run / "gallery"
+    address = (gallery / "index.html").resolve().as_uri()
+    has_credit = (gallery / "data" / f"{credit_key(options.step)}.js").is_file()
+    if has_credit:
+        views = {"gallery_credit": f"groups?step={options.step}&credit=1"}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox"]
         )
         page = browser.new_page(viewport=SIZE, color_scheme="light")
+        if has_credit:
+            page.add_init_script(WHOLE_GROUPS_IN_ROWS)
         for name, view in views.items():
             # Changing only the fragment would not reload the page.
             page.goto("about:blank")
