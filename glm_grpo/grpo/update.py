@@ -248,6 +248,44 @@ def update_policy(
     return reports
 
 
+def policy_gradient(
+    policy: PolicyForUpdate,
+    experience: Experience,
+    settings: UpdateSettings,
+    count: Count = not_counted,
+) -> list[Float32[Tensor, "..."]]:
+    """Gradient of the loss of a whole experience at the policy's weights; nothing is updated.
+
+    It is that of the first update of `update_policy` in a single process, before clipping, if
+    there is one minibatch and no SFT term. Gradients that the parameters had are lost.
+
+    Args:
+        policy: Policy that replays tokens, usually the one that sampled.
+        experience: One batch with its rollout and advantages.
+        settings: Loss and micro-batches; the number of passes and minibatches is ignored.
+        count: Called after every micro-batch.
+
+    Returns:
+        One tensor per trainable parameter, on the CPU.
+    """
+    split = replace(settings.split, minibatches=1)
+    minibatches = split_experience(experience, split, SINGLE_PROCESS)
+    experience = _with_reference(policy, experience, minibatches, settings.loss)
+    parameters = policy.trainable_parameters()
+    for parameter in parameters:
+        parameter.grad = None
+    (micro_batches,) = minibatches
+    for done, micro_batch in enumerate(micro_batches, start=1):
+        _backward_samples(policy, SINGLE_PROCESS, experience, micro_batch, settings.loss)
+        count(done, len(micro_batches))
+    gradient = []
+    for parameter in parameters:
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradient.append(found.detach().float().cpu())
+        parameter.grad = None
+    return gradient
+
+
 def update_on_targets(
     trainee: Trainee, targets: TargetTokens, settings: UpdateSettings, *, num_prompts: int
 ) -> list[UpdateReport]:
@@ -414,7 +452,9 @@ def _learn_samples(
     for micro_batch in micro_batches:
         is_last = is_last_term and micro_batch is micro_batches[-1]
         with trainee.strategy.accumulation(is_last=is_last):
-            parts.append(_backward_samples(trainee, experience, micro_batch, loss))
+            parts.append(
+                _backward_samples(trainee.policy, trainee.strategy, experience, micro_batch, loss)
+            )
         _refuse_other_metrics(parts[-1].means, parts[0].means)
         count()
     replayed = [
@@ -426,7 +466,11 @@ def _learn_samples(
 
 
 def _backward_samples(
-    trainee: Trainee, experience: Experience, micro_batch: MicroBatch, loss: AnyLoss
+    policy: PolicyForUpdate,
+    strategy: Strategy,
+    experience: Experience,
+    micro_batch: MicroBatch,
+    loss: AnyLoss,
 ) -> _Term:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 
@@ -434,8 +478,7 @@ def _backward_samples(
         The micro-batch's part of the loss and its metrics: the loss and its terms weighted by its
         fraction of all tokens, the others by its fraction of the replayed tokens.
     """
-    strategy = trainee.strategy
-    replay = trainee.policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
+    replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     inputs = _loss_inputs(experience, micro_batch.rows, replay)
     output = grpo_loss(inputs, loss)
     # Gradients are averaged over the processes, but fractions add up to 1 over all of them.

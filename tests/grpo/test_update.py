@@ -19,6 +19,7 @@ from glm_grpo.grpo.update import (
     Trainee,
     UpdateReport,
     UpdateSettings,
+    policy_gradient,
     update_on_targets,
     update_policy,
 )
@@ -612,3 +613,17 @@ def test_discarded_groups_are_not_trained_on() -> None:
             other.metrics | {"policy/outside_codebook": 0}, rel=0, abs=0, nan_ok=True
         )
     assert not torch.equal(policies[0].logits, logits)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_policy_gradient_is_that_of_an_unclipped_step(kl_coef: float) -> None:
+    settings = changed(SETTINGS, kl_coef=kl_coef, micro_batch_size=4)
+    logits = make_logits()
+    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    policy.logits.grad = torch.ones_like(logits)
+    passes = changed(settings, updates_per_rollout=2, minibatches_per_rollout=2, max_grad_norm=1e-3)
+    (gradient,) = policy_gradient(policy, make_experience(logits, ADVANTAGES), passes)
+    torch.testing.assert_close(gradient, -move_of(ADVANTAGES, settings))
+    assert gradient.abs().max() > 0.01
+    assert policy.logits.grad is None
+    assert torch.equal(policy.logits, logits)
