@@ -321,6 +321,7 @@ def _add_probe(commands: _Commands) -> None:
         "show what each reward term measures on the untrained model, before a run",
         "glm-grpo probe --config-dir my-run",
         "glm-grpo probe --config-dir my-run ocr=0.5 --share ocr=0.7 lpips=0.3",
+        "glm-grpo probe --config-dir my-run --prompts 32 --credit    # by image or by place?",
     )
     _add_config(command)
     command.add_argument(
@@ -345,6 +346,13 @@ def _add_probe(commands: _Commands) -> None:
         help="propose weights that give the terms these shares of the advantage; must come last",
     )
     command.add_argument(
+        "--credit",
+        nargs="*",
+        metavar="LATER",
+        help="also compare the gradients with credit by image and by place, with advantage.later "
+        "as in the config, 1, and these; must come last",
+    )
+    command.add_argument(
         "--output",
         type=types.output_folder,
         default="outputs/probe",
@@ -354,11 +362,16 @@ def _add_probe(commands: _Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
-    # The option takes all words that follow it, keys of the config too.
+    # These options take all words that follow them, keys of the config too.
     keys = [word for word in options.share if types.is_key(word)]
-    options.overrides += keys
     given = [word for word in options.share if word not in keys]
     shares = types.parse_weights(given, option="--share")
+    laters = None
+    if options.credit is not None:
+        keys += [word for word in options.credit if "=" in word]
+        given = [word for word in options.credit if "=" not in word]
+        laters = types.parse_fractions(given, option="--credit")
+    options.overrides += keys
     config = _compose_with_prompts(options)
     from glm_grpo.check import check_parts
     from glm_grpo.report.probe.command import probe_config
@@ -373,6 +386,7 @@ def _probe(options: argparse.Namespace) -> None:
         num_prompts=options.prompts,
         noises=options.noises,
         shares=shares,
+        laters=laters,
         directory=options.output,
     )
     _print_tables(probe.tables)

@@ -77,6 +77,7 @@ def test_the_package_is_a_command(
         (["plan", "--device", "abacus"], "--device: invalid choice: 'abacus'"),
         (["probe", "--noises", "1"], "--noises: '1' must be a whole number from 2 .* a spread"),
         (["probe", "--share", "ocr=1", "ocr=1"], "--share 'ocr=1': must be .* each term once"),
+        (["probe", "--credit", "0", "2"], "--credit '2': must be a number from 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
         (["gallery", "run", "--film", "x.mp4"], "--film: 'x.mp4' must end in .gif or .webp"),
         (["gallery", "run", "--zip", "folder.zip"], "'folder.zip' is a folder; give the name"),
@@ -183,7 +184,8 @@ def test_probe_prints_the_command_that_uses_the_proposed_weights(
     monkeypatch.setattr("glm_grpo.report.probe.command.probe_config", probe)
     sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
     config = ("--config-name", "tiny", "train.steps=3", "run.name=a b")
-    cli.main(["probe", *config, *sizes, "--share", "ocr=0.7", "aesthetic=0.3"])
+    shares = ("--share", "ocr=0.7", "aesthetic=0.3")
+    cli.main(["probe", "--config-name", "tiny", *sizes, *shares, "--credit", "0", *config[2:]])
     # As a shell takes it.
     assert capsys.readouterr().out.splitlines()[0] == (
         "to use the proposed weights:  glm-grpo train --config-name tiny train.steps=3 "
@@ -193,6 +195,7 @@ def test_probe_prints_the_command_that_uses_the_proposed_weights(
         "num_prompts": 3,
         "noises": 5,
         "shares": {"ocr": 0.7, "aesthetic": 0.3},
+        "laters": [0.0],
         "directory": tmp_path / "p",
     }
 

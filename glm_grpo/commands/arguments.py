@@ -153,6 +153,30 @@ def _term_of(key: str) -> str:
     return key if match is None else match[1]
 
 
+def parse_fractions(words: Sequence[str], *, option: str) -> list[float]:
+    """Parse numbers from 0 to 1 from a command line.
+
+    Args:
+        words: Words given with the option.
+        option: Name of the option, for errors.
+
+    Raises:
+        ConfigError: A word is not such a number.
+    """
+    fractions = []
+    for each in words:
+        try:
+            fraction = float(each)
+        except ValueError:
+            fraction = math.nan
+        if not 0 <= fraction <= 1:
+            raise ConfigError(
+                f"{option} {each!r}: must be a number from 0 to 1; for example {option} 0 0.5"
+            )
+        fractions.append(fraction)
+    return fractions
+
+
 def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
     """Parse `TERM=NUMBER` or `reward.terms.TERM.weight=NUMBER` from a command line.
 

@@ -79,8 +79,24 @@ def collect(
         experience = make(batch)
     if spares is not None:
         experience = _refill(experience, spares, make, settings.refill_rounds, processes)
+    return with_advantages(models, experience, settings, processes)
+
+
+def with_advantages(
+    models: Models,
+    experience: Experience,
+    settings: CollectSettings,
+    processes: Processes = ALONE,
+) -> Experience:
+    """The same experience with the advantages that other settings give.
+
+    Args:
+        experience: With parts of its scores, if credit is by place.
+        settings: Combination and advantages are used.
+        processes: Processes that collected together.
+    """
     rewards = experience.totals - experience.penalties
-    places = _places(models, batch, settings)
+    places = _places(models, experience.prompts, settings)
     if places is None:
         advantages = batch_advantages(rewards, settings.advantage, processes)
     else:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from glm_grpo.gallery.report import NO_VALUE
+from glm_grpo.report.probe.credit import ProbedCredit
 from glm_grpo.run.summaries import FEWEST_PROMPTS
 from rewards.audit.audit import Conflict, RewardAudit, TermAudit
 
@@ -108,6 +109,7 @@ class ProbeReport:
         mean_total: Mean over all samples.
         copy_total: Mean total of the source pictures as they are; NaN without sources, and where
             totals are relative to a group.
+        credit: None where gradients were not compared.
     """
 
     terms: tuple[ProbedTerm, ...]
@@ -118,6 +120,7 @@ class ProbeReport:
     decode: ProbedDecode | None
     mean_total: float = math.nan
     copy_total: float = math.nan
+    credit: ProbedCredit | None = None
 
     @property
     def has_few_prompts(self) -> bool:
@@ -157,8 +160,9 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
 
     Terms of weight 0 are only watched: of them it is said at most that they apply to no prompt.
     With too few prompts that holds for all terms, and nothing is said about the whole reward.
+    The credit is judged by its own interval, which is between batches.
     """
-    findings = []
+    findings = [] if report.credit is None else [_examine_credit(report.credit)]
     examined = [
         finding
         for term, weight_share in zip(report.terms, report.weight_shares(), strict=True)
@@ -170,7 +174,7 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
             "weights may be due to chance"
         )
         remedy = f"probe at least {FEWEST_PROMPTS}: --prompts {FEWEST_PROMPTS}"
-        return (Finding("", what, remedy), *examined)
+        return (Finding("", what, remedy), *examined, *findings)
     if all(term.audit.advantage_share == 0 for term in report.terms):
         what = (
             "all totals of every group are equal: no image is better, so nothing would be learned"
@@ -192,6 +196,33 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     if report.decode is not None:
         findings += _examine_decode(report.decode)
     return (*findings, *_examine_pairs(report))
+
+
+def _examine_credit(credit: ProbedCredit) -> Finding:
+    """Whether credit by place, with the config's `later`, gives a clearer gradient."""
+    found = credit.by_place[credit.later]
+    more = f"compare more batches: --prompts {2 * credit.batches * credit.prompts}"
+    if math.isnan(found.low):
+        what = (
+            "whether credit by place gives a clearer gradient than credit by image is not "
+            f"measurable: the signal is lost in the noise of {credit.batches} batches"
+        )
+        return Finding("", what, f"keep advantage.credit=image, or {more}")
+    times = (
+        f"SNR of the gradient by place {found.relative:.1f} times ({found.low:.1f} to "
+        f"{found.high:.1f}) that by image"
+    )
+    if found.low > 1:
+        what = (
+            f"{times}: the same gradient quality from about {1 / found.relative:.0%} of the images "
+            f"(cosine of the mean gradients {found.cosine:.2f})"
+        )
+        remedy = "try ten steps with advantage.credit=place and ten with image, then compare them"
+        return Finding("", what, remedy)
+    if found.high < 1:
+        return Finding("", f"{times}: a noisier gradient", "keep advantage.credit=image")
+    what = f"{times}: no measurable difference"
+    return Finding("", what, f"keep advantage.credit=image, or {more}")
 
 
 def _examine_decode(decode: ProbedDecode) -> Iterator[Finding]:

@@ -22,6 +22,8 @@ from glm_grpo.gallery.report import (
     Tile,
     write_report,
 )
+from glm_grpo.grpo.signal_to_noise import Signal
+from glm_grpo.report.probe.credit import ProbedCredit
 from glm_grpo.report.probe.findings import (
     NOISY_DECODER,
     ProbedDecode,
@@ -36,6 +38,7 @@ from rewards.types import Prompt
 _NO_VALUES = (NO_VALUE,) * 5
 """Cells of figures that the total does not have."""
 _SHOWN_PROMPTS = 8
+_NAMED_LATERS = {0.0: " (own place)", 1.0: " (reward-to-go)"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def list_figures(report: ProbeReport) -> list[Table]:
         )
     if report.decode is not None:
         tables.append(_decode_table(report.decode, names))
+    if report.credit is not None:
+        tables.append(_credit_table(report.credit, report.group_size))
     return tables
 
 
@@ -151,6 +156,39 @@ def _decode_table(decode: ProbedDecode, names: tuple[str, ...]) -> Table:
         f"images/s: drawn, not scored; fewer steps are {cheap / full:.2f} x as fast; terms and "
         "total: rank correlation (Spearman's) inside groups with the scores of the same tokens "
         "decoded in full",
+    )
+
+
+def _credit_table(credit: ProbedCredit, group_size: int) -> Table:
+    by_place = [
+        _credit_row(f"by place, later {later:g}{_NAMED_LATERS.get(later, '')}", signal)
+        for later, signal in credit.by_place.items()
+    ]
+    return Table(
+        f"gradient by image or by place: {credit.batches} batches of "
+        f"{credit.prompts * group_size} images",
+        ("credit", "SNR", "SNR,\nrelative", "95 %\ninterval", "cosine", "gain"),
+        (_credit_row("by image", credit.by_image), *by_place),
+        "SNR: size of the mean gradient, squared, relative to its variance from batch to batch; "
+        "twice the SNR is the gradient quality of twice the images; cosine: between the mean "
+        "gradients by place and by image, an estimate, so it may exceed 1; gain: in the total by a "
+        "step of equal length, relative to by image, to first order: it counts both the noise and "
+        "another direction",
+    )
+
+
+def _credit_row(name: str, signal: Signal) -> tuple[str | Cell, ...]:
+    low, high = signal.low, signal.high
+    # By image, which is compared with itself, it has no width.
+    has_interval = low < high
+    relative, cosine, gain = (
+        NO_VALUE if math.isnan(value) else f"{value:.2f}"
+        for value in (signal.relative, signal.cosine, signal.gain)
+    )
+    return (
+        *(name, render(signal.ratio)),
+        Cell(relative, "better" if low > 1 else "worse" if high < 1 else ""),
+        *(f"{low:.2f} to {high:.2f}" if has_interval else NO_VALUE, cosine, gain),
     )
 
 

@@ -14,11 +14,12 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from glm_grpo.data.prompts import part_of_batch, prompts_at
+from glm_grpo.report.probe.credit import CreditProbe, ProbedCredit
 from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.report.probe.page import ProbedPrompt
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.collect import CollectSettings
-from glm_grpo.training.generate import decode_and_score, encode_sources, sample
+from glm_grpo.training.collect import CollectSettings, collect
+from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.joining import join_tables
 from glm_grpo.training.monitors.recheck import compare_ranks
 from glm_grpo.training.phase import (
@@ -162,6 +163,7 @@ def sample_probe(
     settings: CollectSettings,
     *,
     noises: int,
+    credit: CreditProbe | None = None,
 ) -> ProbeSamples:
     """Samples, decodes and scores; nothing is trained. Ctrl-C ends it with the batches done.
 
@@ -170,16 +172,27 @@ def sample_probe(
         batches: Prompts and seeds, as training would use them.
         settings: Combination and decode are used.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
+        credit: Gets the experience of every whole batch; its settings are used for all.
 
     Raises:
         RewardError: A term failed.
+        NonFiniteError: A gradient is not finite.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
+    if credit is None:
+        # What only a gradient needs is left out.
+        loss = settings.loss.model_copy(update={"kl_coef": 0.0})
+        advantage = settings.advantage.model_copy(update={"credit": "image"})
+        settings = replace(settings, loss=loss, advantage=advantage)
+    else:
+        settings = credit.settings
+    whole = len(batches[0].prompts)
     parts: list[ProbeSamples] = []
     total, started = sum(len(batch.prompts) for batch in batches), time.monotonic()
     try:
         for batch in batches:
-            parts.append(_probe_batch(models, batch, settings, noises))
+            of_gradient = credit if len(batch.prompts) == whole else None
+            parts.append(_probe_batch(models, batch, settings, noises, of_gradient))
             done = sum(len(part.prompts) for part in parts)
             left = (time.monotonic() - started) * (total - done) / done
             logger.info(
@@ -213,25 +226,30 @@ def _probe_batch(
     batch: PromptBatch,
     settings: CollectSettings,
     noises: int,
+    credit: CreditProbe | None,
 ) -> ProbeSamples:
-    batch = encode_sources(models, batch)
-    rollout = sample(models, batch)
+    experience = collect(models, batch, settings, clock=PhaseClock())
+    if credit is not None:
+        credit.add(experience)
+    batch = experience.prompts
+    # Only gradients need to know what places earned.
+    table = replace(experience.rewards, parts={}, pieces={})
+    token_ids = experience.rollout.token_ids
     full, cheap_steps = None, settings.decode_steps
     if cheap_steps != models.decoder.steps:
-        full = decode_in_full(models, batch, rollout.token_ids, cheap_steps=cheap_steps)
+        full = decode_in_full(models, batch, token_ids, cheap_steps=cheap_steps)
     models = models.with_decode_steps(cheap_steps)
-    images, table = _draw(models, batch, rollout.token_ids)
     single = replace(batch, group_size=1)
     redrawn = [
-        _draw(models, _under_noise(single, number), rollout.token_ids[:, :1])[1].raw
+        _draw(models, _under_noise(single, number), token_ids[:, :1])[1].raw
         for number in range(noises)
     ]
     target, reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
     return ProbeSamples(
         prompts=batch.prompts,
-        images=images,
+        images=experience.images,
         rewards=table,
-        totals=combine(table, mode=settings.combine),
+        totals=experience.totals,
         redrawn=torch.cat(redrawn, dim=1),
         target=target,
         reconstruction=reconstruction,
@@ -290,6 +308,7 @@ def report_probe(
     min_rank_correlation: float,
     unscored: Set[str] = frozenset(),
     of_text: Set[str] = frozenset(),
+    credit: ProbedCredit | None = None,
 ) -> ProbeReport:
     """Turns samples into figures.
 
@@ -299,6 +318,7 @@ def report_probe(
         min_rank_correlation: Between cheap and full decode, where a run would fall back.
         unscored: Terms that only evaluations score.
         of_text: Terms that read the text of a prompt.
+        credit: Comparison of credit by image and by place, if there is one.
 
     Raises:
         ValueError: No weights give these shares; names the nearest.
@@ -335,6 +355,7 @@ def report_probe(
         decode=decode,
         mean_total=samples.totals.mean().item(),
         copy_total=samples.copy_totals.nanmean().item(),
+        credit=credit,
     )
 
 

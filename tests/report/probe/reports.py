@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_grpo.grpo.signal_to_noise import Signal
+from glm_grpo.report.probe.credit import ProbedCredit
 from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
 from rewards.audit.audit import Conflict, RewardAudit, TermAudit
 
@@ -65,3 +67,19 @@ def make_decode(**overrides: Any) -> ProbedDecode:
         **{"images_per_second": 36.0, "full_images_per_second": 24.0},
     }
     return ProbedDecode(**(figures | overrides))
+
+
+def make_credit(
+    relative: float = 2.9, low: float = 1.9, high: float = 3.9, cosine: float = 0.914
+) -> ProbedCredit:
+    """Eight batches of four prompts; the config's `later` is 0.25."""
+    return ProbedCredit(
+        by_image=Signal(0.0876, 1.0, 1.0, 1.0, 1.0, 1.0),
+        by_place={
+            0.25: Signal(0.254, relative, low, high, cosine, 1.456),
+            1.0: Signal(-0.01, NAN, NAN, NAN, NAN, NAN),
+        },
+        later=0.25,
+        batches=8,
+        prompts=4,
+    )

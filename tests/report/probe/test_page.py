@@ -20,6 +20,7 @@ from rewards.types import Prompt
 from tests.report.probe.reports import (
     NAN,
     UNDEFINED,
+    make_credit,
     make_decode,
     make_report,
     make_term,
@@ -103,6 +104,18 @@ def test_tables_show_how_cheap_rollouts_rank_and_what_they_save() -> None:
     assert rows_of(report, "4") == [["4", "24.0", "-", "-", "-"]]
     assert "fewer steps are 1.50 x as fast" in probe_tables(report)[3].note
     assert rows_of(with_other(), "1") == []
+
+
+def test_tables_show_the_signal_to_noise_ratio_of_each_kind_of_credit() -> None:
+    report = replace(with_other(), credit=make_credit())
+    assert rows_of(report, "by image") == [["by image", "0.0876", "1.00", "-", "1.00", "1.00"]]
+    assert rows_of(report, "by place, later 0.25") == [
+        ["by place, later 0.25", "0.254", "2.90", "1.90 to 3.90", "0.91", "1.46"]
+    ]
+    name = "by place, later 1 (reward-to-go)"
+    assert rows_of(report, name) == [[name, "-0.0100", *"----"]]
+    title = "gradient by image or by place: 8 batches of 32 images"
+    assert title in [table.title for table in probe_tables(report)]
 
 
 WRITTEN = make_report(

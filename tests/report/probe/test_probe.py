@@ -13,7 +13,9 @@ from glm_grpo.builders.models import build_models
 from glm_grpo.builders.prompts import build_batch, build_prompts
 from glm_grpo.builders.settings import collect_settings
 from glm_grpo.config import compose_config
+from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.report.probe.command import _probed_batches
+from glm_grpo.report.probe.credit import CreditProbe
 from glm_grpo.report.probe.probe import (
     FullDecode,
     join_decodes,
@@ -21,6 +23,8 @@ from glm_grpo.report.probe.probe import (
     report_probe,
     sample_probe,
 )
+from glm_grpo.training.collect import CollectSettings
+from glm_grpo.types import Experience
 from rewards.terms.ssim import SsimReward
 from rewards.types import RewardTable
 
@@ -65,6 +69,36 @@ def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
     # SSIM and PSNR of a target with itself.
     assert torch.equal(samples.target, torch.ones(PROMPTS, 2))
     assert samples.reconstructed_pixels.shape == (PROMPTS, 3, 128, 128)
+
+
+class Recorder(CreditProbe):
+    """Keeps the experiences that it is given."""
+
+    def __init__(self, settings: CollectSettings) -> None:
+        self.settings = settings
+        self.given: list[Experience] = []
+
+    def add(self, experience: Experience) -> None:
+        self.given.append(experience)
+
+
+def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples):
+    models, batch, settings = probed
+    # The untrained policy has no reference here.
+    loss = settings.loss.model_copy(update={"kl_coef": 0.0})
+    by_place = settings.advantage.model_copy(update={"credit": "place"})
+    credit = Recorder(replace(settings, loss=loss, advantage=by_place))
+    batches = [batch, part_of_batch(batch, range(1))]
+
+    found = sample_probe(models, batches, settings, noises=NOISES, credit=credit)
+
+    assert len(found.prompts) == PROMPTS + 1
+    (experience,) = credit.given
+    assert torch.equal(experience.rewards.raw, samples.rewards.raw)
+    assert {*experience.rewards.parts} == {"ssim", "psnr"}
+    assert experience.advantages.tokens is not None
+    # Nothing else reads them, and tables of one image are made from this one.
+    assert not found.rewards.parts
 
 
 def test_an_interrupted_probe_reports_on_the_prompts_done(probed, samples, monkeypatch):

@@ -1,0 +1,117 @@
+"""Compare how much signal and how much noise gradients have that were made in several ways.
+
+N batches give one gradient each, in K ways from the same experience. All that is needed are the
+inner products of these gradients, entry [a, b, i, j] that of batch i in way a with batch j in
+way b.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from scipy.stats import t
+from torch import Tensor
+
+FEWEST_BATCHES = 3
+"""An interval leaves out one batch, and a signal needs two that are left."""
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The gradient of one batch, in one of several ways.
+
+    Attributes:
+        ratio: Signal-to-noise ratio; below 0 if the batches have nothing measurable in common.
+        relative: `ratio` relative to that of the first way: the same quality of the gradient takes
+            1 / `relative` as many images. NaN if one of both is not above 0.
+        low: Lower end of the 95 % interval of `relative`; NaN if the batches are too few or too
+            noisy for one.
+        high: Upper end of the interval.
+        cosine: Cosine between the mean gradients of this way and of the first, estimated without
+            bias in each of its parts, so that it may exceed 1; NaN if a signal is not above 0.
+        gain: What a step of fixed length along the gradient of one batch is expected to gain, to
+            first order, relative to the first way, whose mean gradient is taken for the true one.
+            It weighs the noise and the other direction of a mean gradient; NaN like `cosine`.
+    """
+
+    ratio: float
+    relative: float
+    low: float
+    high: float
+    cosine: float
+    gain: float
+
+
+def compare_signals(products: Float64[Tensor, "K K N N"]) -> tuple[Signal, ...]:
+    """Signal-to-noise ratios of gradients made in K ways, relative to the first.
+
+    With gradients g_i of N batches:
+
+        signal = mean over i != j of g_i . g_j    (unbiased for |mean gradient|^2)
+        noise = mean of |g_i|^2 - signal          (unbiased for the variance of one batch)
+        ratio = signal / noise
+
+    Ways are compared batch by batch: intervals are from the jackknife of the logarithm of the
+    relative ratio, leaving out one batch at a time, with Student's t of N - 1 degrees of freedom.
+
+    Source: Tukey 1958, "Bias and confidence in not-quite large samples", Annals of Mathematical
+    Statistics 29; signal and noise: McCandlish et al. 2018, arXiv 1812.06162, appendix A.
+
+    Args:
+        products: Inner products of at least two batches.
+    """
+    signals, noises = _signals_and_noises(products)
+    size = len(signals)
+    ratios = [(signals[way, way] / noises[way]).item() for way in range(size)]
+    logs = _log_relative(products)
+    half_widths = _half_widths(products)
+    cosines = signals[:, 0] / (signals.diagonal() * signals[0, 0]).sqrt()
+    # Towards the first mean gradient, relative to the root mean square length.
+    along = signals[:, 0] / (signals.diagonal() + noises).sqrt()
+    gains = along / along[0]
+    is_measured = (signals.diagonal() > 0) & (signals[0, 0] > 0)
+    cosines, gains = (each.masked_fill(~is_measured, math.nan) for each in (cosines, gains))
+    return tuple(
+        Signal(
+            ratio=ratios[way],
+            relative=math.exp(logs[way]),
+            low=math.exp(logs[way] - half_widths[way]),
+            high=math.exp(logs[way] + half_widths[way]),
+            cosine=cosines[way].item(),
+            gain=gains[way].item(),
+        )
+        for way in range(size)
+    )
+
+
+def _signals_and_noises(
+    products: Float64[Tensor, "K K N N"],
+) -> tuple[Float64[Tensor, "K K"], Float64[Tensor, " K"]]:
+    count = products.shape[-1]
+    own = products.diagonal(dim1=-2, dim2=-1)
+    signals = (products.sum(dim=(-2, -1)) - own.sum(dim=-1)) / (count * (count - 1))
+    noises = own.mean(dim=-1).diagonal() - signals.diagonal()
+    return signals, noises
+
+
+def _log_relative(products: Float64[Tensor, "K K N N"]) -> Float64[Tensor, " K"]:
+    """Logarithms of the ratios relative to the first; NaN where one is not above 0."""
+    signals, noises = _signals_and_noises(products)
+    ratios = signals.diagonal() / noises
+    logs = ratios.masked_fill(ratios <= 0, math.nan).log()
+    return logs - logs[0]
+
+
+def _half_widths(products: Float64[Tensor, "K K N N"]) -> Float64[Tensor, " K"]:
+    """Half widths of the intervals of the logarithms."""
+    count = products.shape[-1]
+    if count < FEWEST_BATCHES:
+        return torch.full((len(products),), math.nan, dtype=torch.float64)
+    kept = [[other for other in range(count) if other != left] for left in range(count)]
+    logs = torch.stack([_log_relative(products[:, :, rows][..., rows]) for rows in kept])
+    variance = (count - 1) * (logs - logs.mean(dim=0)).square().mean(dim=0)
+    return variance.sqrt() * float(t.ppf((1 + _CONFIDENCE) / 2, df=count - 1))

@@ -1,0 +1,211 @@
+"""Compare credit by image with credit by place, by the gradients that both give."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from glm_grpo.errors import ConfigError, NonFiniteError
+from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signals
+from glm_grpo.grpo.update import PolicyForUpdate, UpdateSettings, policy_gradient
+from glm_grpo.output import describe_bytes
+from glm_grpo.training.collect import CollectSettings, with_advantages
+from glm_grpo.training.phase import Models, replay_size
+from glm_grpo.types import Experience
+
+logger = logging.getLogger(__name__)
+
+_MOST_MEMORY = 0.5
+"""Fraction of the free CPU memory that gradients may take; decoding and scoring need the rest."""
+_FLOAT32_BYTES = 4
+
+Gradient: TypeAlias = list[Float32[Tensor, "..."]]
+"""One tensor per trainable parameter."""
+
+
+@dataclass(frozen=True)
+class ProbedCredit:
+    """Signal-to-noise ratios of gradients, with credit by image and by place.
+
+    Attributes:
+        by_image: Credit by image.
+        by_place: Credit by place, by the value of `advantage.later`, in ascending order.
+        later: The config's value, which is one of them.
+        batches: Number of batches, N.
+        prompts: Prompts per batch.
+    """
+
+    by_image: Signal
+    by_place: dict[float, Signal]
+    later: float
+    batches: int
+    prompts: int
+
+
+def credits_compared(later: float, others: Sequence[float]) -> tuple[float, ...]:
+    """Values of `advantage.later` to measure: the config's, reward-to-go, and those asked for."""
+    return tuple(sorted({later, 1.0, *others}))
+
+
+def gradient_bytes(policy: PolicyForUpdate, *, batches: int, laters: Sequence[float]) -> int:
+    """CPU memory that the gradients of all batches take, in bytes."""
+    numbers = sum(parameter.numel() for parameter in policy.trainable_parameters())
+    return batches * (1 + len(laters)) * numbers * _FLOAT32_BYTES
+
+
+def check_batches(batches: int, prompts_per_step: int) -> None:
+    """Refuse too few batches for an interval.
+
+    Raises:
+        ConfigError: There are too few.
+    """
+    if batches < FEWEST_BATCHES:
+        raise ConfigError(
+            f"--credit compares the gradients of whole batches, and the prompts make {batches} of "
+            f"rollout.prompts_per_step = {prompts_per_step}: an interval needs at least "
+            f"{FEWEST_BATCHES}, and more make it narrower; set --prompts "
+            f"{FEWEST_BATCHES * prompts_per_step} or more (with fewer prompts in the file, lower "
+            "rollout.prompts_per_step)"
+        )
+
+
+def check_memory(needed: int, free: int | None, *, batches: int) -> None:
+    """Refuse gradients that take too much of the CPU memory.
+
+    Args:
+        needed: Bytes that they take.
+        free: Bytes that are free; None if unknown.
+        batches: For how many batches.
+
+    Raises:
+        ConfigError: They take more than half of it.
+    """
+    if free is None or needed <= _MOST_MEMORY * free:
+        return
+    remedies = []
+    fewer = math.floor(batches * _MOST_MEMORY * free / needed)
+    if fewer >= FEWEST_BATCHES:
+        remedies.append(f"lower --prompts to {fewer} x rollout.prompts_per_step")
+    remedies.append("train an adapter (model.adapter), or leave out --credit")
+    raise ConfigError(
+        f"--credit keeps the gradients of {batches} batches in CPU memory, which takes "
+        f"{describe_bytes(needed)}: it must not be more than half of the "
+        f"{describe_bytes(free)} that are free; {', '.join(remedies)}"
+    )
+
+
+class CreditProbe:
+    """Compares gradients with credit by image and by place, from the same experience.
+
+    All gradients are kept, in CPU memory, because each batch is compared with each other one.
+
+    Args:
+        models: Policy that samples and is replayed.
+        settings: With credit by place, and with the config's `later`.
+        update: Loss, as configured.
+        laters: Values of `advantage.later`, with the config's among them.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        settings: CollectSettings,
+        update: UpdateSettings,
+        laters: Sequence[float],
+    ) -> None:
+        self.settings = settings
+        self._models, self._update, self._laters = models, update, tuple(laters)
+        changes: list[dict[str, Any]] = [
+            {"credit": "image"},
+            *({"credit": "place", "later": later} for later in laters),
+        ]
+        self._ways = [
+            replace(settings, advantage=settings.advantage.model_copy(update=each))
+            for each in changes
+        ]
+        self._gradients: list[list[Gradient]] = []
+        """By batch, then by way."""
+        self._products: dict[tuple[int, int], Float64[Tensor, "K K"]] = {}
+        """Between two batches, the later one first."""
+        self._prompts = 0
+
+    def add(self, experience: Experience) -> None:
+        """Compute the gradients of a batch; one in which no score has places is left out.
+
+        Args:
+            experience: Collected with `settings`.
+
+        Raises:
+            NonFiniteError: A gradient is not finite.
+            MemoryLimitError: Memory ran out; the message names phase, size and remedy.
+        """
+        table = experience.rewards
+        weights = dict(zip(table.names, table.weights.tolist(), strict=True))
+        if not any(weights[name] for name in table.parts):
+            # Such as those of a custom function, of which nobody knows it before.
+            logger.warning(
+                "--credit: leaves out a batch, because no term with a weight said which places "
+                "earned its score, so credit by place is credit by image: keep "
+                "advantage.credit=image if all batches are like this"
+            )
+            return
+        policy, rows = self._models.policy, self._update.micro_batch_size
+        gradients = []
+        with self._models.phase("update", replay_size(experience.prompts, policy, rows)):
+            for settings in self._ways:
+                credited = with_advantages(self._models, experience, settings)
+                gradients.append(policy_gradient(policy, credited, self._update))
+        batch = len(self._gradients)
+        products = {
+            (batch, other): _inner_products(gradients, theirs)
+            for other, theirs in enumerate([*self._gradients, gradients])
+        }
+        if not all(bool(found.isfinite().all()) for found in products.values()):
+            raise NonFiniteError(
+                f"--credit: a gradient of batch {batch + 1} is not finite, so a run would skip its "
+                "update; check the rewards and the model's dtype"
+            )
+        # Only now, so that an interrupted batch counts as none.
+        self._products |= products
+        self._gradients.append(gradients)
+        self._prompts = len(experience.totals)
+
+    def report(self) -> ProbedCredit | None:
+        """The comparison; None if it was interrupted before there were enough batches."""
+        batches, ways = len(self._gradients), len(self._ways)
+        if batches < FEWEST_BATCHES:
+            return None
+        products = torch.zeros(ways, ways, batches, batches, dtype=torch.float64)
+        for (first, second), found in self._products.items():
+            products[:, :, first, second] = found
+            products[:, :, second, first] = found.T
+        by_image, *by_place = compare_signals(products)
+        return ProbedCredit(
+            by_image=by_image,
+            by_place=dict(zip(self._laters, by_place, strict=True)),
+            later=self.settings.advantage.later,
+            batches=batches,
+            prompts=self._prompts,
+        )
+
+
+def _inner_products(
+    first: Sequence[Gradient], second: Sequence[Gradient]
+) -> Float64[Tensor, "K K"]:
+    products = [
+        # One tensor after the other: float32 sums over all parameters would lose digits.
+        math.fsum(
+            torch.dot(mine.flatten(), theirs.flatten()).item()
+            for mine, theirs in zip(own, other, strict=True)
+        )
+        for own, other in itertools.product(first, second)
+    ]
+    return torch.tensor(products, dtype=torch.float64).view(len(first), len(second))
