@@ -12,6 +12,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,9 +71,11 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def compose_small(config_dir: Path, name: str, overrides: Sequence[str] = ()) -> Config:
+def compose_small(
+    config_dir: Path, name: str, overrides: Sequence[str] = (), **options: Any
+) -> Config:
     """As it is written, but for the number and the care of pictures."""
-    return compose_config(config_dir, name, [*overrides, *FEWER])
+    return compose_config(config_dir, name, [*overrides, *FEWER], **options)
 
 
 def train(words: list[str]) -> None:
