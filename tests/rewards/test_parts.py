@@ -83,6 +83,8 @@ def test_boxes_are_in_pixels_of_a_picture_of_any_shape_and_add_up() -> None:
         ([[[0.2, 0.4]], [[0.1, 0.1]]], [0.3, 0.2], False),  # one of them
         ([[[0.3]], [[0.1]]], [0.3, 0.1], False),  # one place: the sum is the mean
         ([[[0.0, 0.0]], [[0.5, -0.5]]], [0.0, 0.0], False),  # scores of 0: the same, too
+        ([[[2e-7, 1e-7]], [[0.0, 0.0]]], [3e-7, 0.0], False),  # small scores, such as odds
+        ([[[2e-7, 4e-7]], [[1e-7, 1e-7]]], [3e-7, 1e-7], True),
     ],
 )
 def test_means_in_place_of_sums_are_found(parts, values, expected: bool) -> None:
