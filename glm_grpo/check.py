@@ -28,6 +28,7 @@ from glm_grpo.builders.prompts import (
 )
 from glm_grpo.collectors.ray_cluster import require_ray
 from glm_grpo.config import TINY, Config, effective_config
+from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.files import shorten
 from glm_grpo.data.prompts import (
     PromptSource,
@@ -176,16 +177,21 @@ def load_checked(
 
 
 def hint_at_credit(config: Config) -> list[str]:
-    """Hint on credit by place where no term says which places earned its score."""
-    terms = config.reward.terms.values()
-    if config.advantage.credit == "image" or any(
-        term.parts != "never" and term.weight != 0 for term in terms
-    ):
+    """Hints on credit by place that has, or may have, no effect."""
+    if config.advantage.credit == "image":
         return []
-    return [
-        "advantage.credit = place: no term with a weight says which places earned its score, so "
-        "every token gets its image's advantage, as with advantage.credit=image"
-    ]
+    lines = []
+    if all(term.parts == "never" or term.weight == 0 for term in config.reward.terms.values()):
+        lines.append(
+            "advantage.credit = place: no term with a weight says which places earned its score, "
+            "so every token gets its image's advantage, as with advantage.credit=image"
+        )
+    if isinstance(config.loss, CustomLoss):
+        lines.append(
+            f"advantage.credit = place: {config.loss.function} must weigh tokens by "
+            "inputs.weights; inputs.advantages are those of whole images"
+        )
+    return lines
 
 
 def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:

@@ -144,14 +144,17 @@ def test_check_describes_which_terms_say_where_they_were_earned() -> None:
     )
 
 
-def test_check_hints_at_credit_by_place_without_places(configs_dir: Path) -> None:
+def test_check_hints_at_credit_by_place_that_may_have_no_effect(configs_dir: Path) -> None:
     terms = "reward.terms"
     untied = "reward.allow_untied=true"
+    custom = ["loss=custom", "loss.function=mine:loss"]
     unplaced = [f"{terms}.lpips.weight=0", f"{terms}.ssim.weight=0", f"~{terms}.ocr", untied]
     for overrides, is_hinted in (
         (["advantage.credit=place", *unplaced], True),
         (["advantage.credit=place", *unplaced[1:]], False),
         (["advantage.credit=image", *unplaced], False),
+        (["advantage.credit=place", *custom], True),
+        (["advantage.credit=image", *custom], False),
     ):
         found = hint_at_credit(compose_config(configs_dir, "tiny", overrides))
         assert bool(found) == is_hinted

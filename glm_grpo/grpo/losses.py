@@ -34,7 +34,7 @@ class LossInputs:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
         reference_log_probs: Log-probs under the reference policy; None if nothing weighs them.
-        advantages: One per sequence.
+        advantages: One per sequence; a loss weighs tokens by `weights`.
         token_advantages: One per token, with credit by place; None: each token has the advantage of
             its sequence.
         correction: Off-policy correction of these tokens; None if the updates begin with the policy
