@@ -90,9 +90,10 @@ def token_advantages(
     `scale` gives a term the root mean square over the batch that it has as credit of whole images,
     so that a term's weight keeps its meaning, and `later` means the same for 16 places and for
     1,024. Rewards that have no place (terms without parts, rests, a KL penalty) are credit of all
-    tokens of the image. Then tokens are divided as images are, scaled by one factor so that their
-    root mean square over the batch is that of the images' advantages, and bounded by `clip`, at
-    each token for itself.
+    tokens of the image. Then tokens are divided as images are, scaled so that their root mean
+    square is that of the images' advantages, and bounded by `clip`, at each token for itself. One
+    factor scales the whole batch, but with `group_std`, which divides every group by itself, each
+    group has its own: the tokens of one whose totals are nearly equal would exceed all others.
 
     `later` = 1 is the reward-to-go, which is unbiased if a place depends only on tokens up to its
     own; `later` = 0 compares a token by its own place alone. With one place, or no term with
@@ -125,7 +126,9 @@ def token_advantages(
     rewards_of_tokens = centred[..., None] + (of_terms - of_images[..., None]).sum(dim=2)
     divided_by = divisor(centred, normalization, std_floor)
     tokens = rewards_of_tokens / divided_by[..., None]
-    tokens = tokens * _ratio(_mean_square(centred / divided_by), _mean_square(tokens))
+    by_group = normalization == "group_std"
+    wanted, found = (_mean_square(each, by_group) for each in (centred / divided_by, tokens))
+    tokens = tokens * _ratio(wanted, found)[..., None, None]
     return replace(
         images,
         tokens=bounded(tokens, clip).float(),
@@ -142,8 +145,9 @@ def _scaled(
     return values * _ratio(wanted, found)[:, None]
 
 
-def _mean_square(values: Float64[Tensor, "..."]) -> Float64[Tensor, ""]:
-    return values.square().mean()
+def _mean_square(values: Float64[Tensor, "P G *T"], by_group: bool) -> Float64[Tensor, "*P"]:
+    squares = values.square().flatten(1)
+    return squares.mean(dim=1) if by_group else squares.mean()
 
 
 def _ratio(wanted: Float64[Tensor, "*R"], found: Float64[Tensor, "*R"]) -> Float64[Tensor, "*R"]:

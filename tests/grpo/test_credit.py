@@ -124,6 +124,14 @@ def test_tokens_have_the_root_mean_square_of_images() -> None:
     assert mean_square(found) == pytest.approx(mean_square(images), rel=1e-5)
 
 
+def test_a_group_of_nearly_equal_totals_does_not_outweigh_the_others() -> None:
+    # Differences at the places are alike; the totals differ by 0.01 and by 0.4.
+    placed = torch.tensor([[[[0.41, 0.0]], [[0.0, 0.4]]], [[[0.4, 0.0]], [[0.0, 0.0]]]])
+    found = credit(placed, token_places((Grid(1, 2),), Grid(1, 2)), **GRPO, later=0.0)
+    # 0.005 / 0.02, because the std is below the floor, and 0.2 / (0.4 / sqrt(2)).
+    assert found.square().mean(dim=(1, 2)).sqrt().tolist() == pytest.approx([0.25, 0.5**0.5])
+
+
 def test_a_term_with_few_large_parts_keeps_its_weight() -> None:
     # The first term is spread evenly over places, the second has all in one; of images, both have
     # the same credit, so a token's credit is on average as large by either.
