@@ -8,7 +8,7 @@ after it. K is the number of places, and their grid is that of the tokens that a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float32, Float64
@@ -77,6 +77,7 @@ def token_advantages(
     normalization: Normalization,
     std_floor: float,
     clip: float | None,
+    is_standardised: bool = False,
 ) -> Advantages:
     """Advantages of images as in `group_advantages`, and of each of their tokens.
 
@@ -87,13 +88,14 @@ def token_advantages(
         credit_rt = scale((1 - later) scale(own_t) + later scale(to_go_t))
         credit_t = sum over terms of credit_rt + what has no place
 
-    `scale` gives a term the root mean square over the batch that it has as credit of whole images,
-    so that a term's weight keeps its meaning, and `later` means the same for 16 places and for
-    1,024. Rewards that have no place (terms without parts, rests, a KL penalty) are credit of all
-    tokens of the image. Then tokens are divided as images are, scaled so that their root mean
-    square is that of the images' advantages, and bounded by `clip`, at each token for itself. One
-    factor scales the whole batch, but with `group_std`, which divides every group by itself, each
-    group has its own: the tokens of one whose totals are nearly equal would exceed all others.
+    `scale` gives a term the root mean square over the batch (over each group, if terms were
+    standardised there) that it has as credit of whole images, so that a term's weight keeps its
+    meaning, and `later` means the same for 16 places and for 1,024. Rewards that have no place
+    (terms without parts, rests, a KL penalty) are credit of all tokens of the image. Then tokens
+    are divided as images are, scaled so that their root mean square is that of the images'
+    advantages, and bounded by `clip`, at each token for itself. One factor scales the whole batch,
+    but with `group_std`, which divides every group by itself, each group has its own: the tokens of
+    one whose totals are nearly equal would exceed all others.
 
     `later` = 1 is the reward-to-go, which is unbiased if a place depends only on tokens up to its
     own; `later` = 0 compares a token by its own place alone. With one place, or no term with
@@ -109,6 +111,9 @@ def token_advantages(
         places: Places of the T tokens.
         later: Weight of the places that are drawn later, 0..1.
         normalization: See `group_advantages`; `std_floor` and `clip` too.
+        is_standardised: Whether terms were divided by their spread in each group, as under
+            `normalize_then_sum`. A term that hardly differs in one group, whose places do, would
+            otherwise lose its weight in the others.
     """
     images = group_advantages(rewards, normalization=normalization, std_floor=std_floor, clip=clip)
     centred = centred_rewards(rewards, images.is_flat)
@@ -117,10 +122,9 @@ def token_advantages(
         images.is_flat[:, None, None, None], 0.0
     )
     of_images = parts.sum(dim=-1)
-    own, to_go = (
-        _scaled(parts @ weights.double().T, of_images) for weights in (places.own, places.to_go)
-    )
-    of_terms = _scaled(own + later * (to_go - own), of_images)
+    scale = partial(_scaled, like=of_images, by_group=is_standardised)
+    own, to_go = (scale(parts @ weights.double().T) for weights in (places.own, places.to_go))
+    of_terms = scale(own + later * (to_go - own))
     # What has no place stays: the rest of the images' rewards. Written in this way, tokens are
     # equal to their image to the bit if there is one place.
     rewards_of_tokens = centred[..., None] + (of_terms - of_images[..., None]).sum(dim=2)
@@ -137,12 +141,13 @@ def token_advantages(
 
 
 def _scaled(
-    values: Float64[Tensor, "P G R T"], like: Float64[Tensor, "P G R"]
+    values: Float64[Tensor, "P G R T"], like: Float64[Tensor, "P G R"], by_group: bool
 ) -> Float64[Tensor, "P G R T"]:
-    """Values whose root mean square over the batch is, term by term, that of others."""
-    wanted = like.square().mean(dim=(0, 1))
-    found = values.square().mean(dim=(0, 1, 3))
-    return values * _ratio(wanted, found)[:, None]
+    """Values whose root mean square over batch or group is, term by term, that of others."""
+    wanted, found = (
+        each.square().mean(dim=1 if by_group else (0, 1), keepdim=True) for each in (like, values)
+    )
+    return values * _ratio(wanted, found.mean(dim=-1))[..., None]
 
 
 def _mean_square(values: Float64[Tensor, "P G *T"], by_group: bool) -> Float64[Tensor, "*P"]:

@@ -101,7 +101,7 @@ def with_advantages(
         advantages = batch_advantages(rewards, settings.advantage, processes)
     else:
         placed = placed_contributions(experience.rewards, places.grid, mode=settings.combine)
-        advantages = placed_advantages(rewards, placed, places, settings.advantage, processes)
+        advantages = placed_advantages(rewards, placed, places, settings, processes)
     return replace(experience, advantages=advantages)
 
 
@@ -207,19 +207,21 @@ def placed_advantages(
     rewards: Float32[Tensor, "P G"],
     placed: Float32[Tensor, "P G R K"],
     places: TokenPlaces,
-    settings: AdvantageSection,
+    settings: CollectSettings,
     processes: Processes,
 ) -> Advantages:
     """Like `batch_advantages`, with credit by place: scales cover all processes, too."""
+    advantage = settings.advantage
     parts = processes.gather((rewards, placed))
     advantages = token_advantages(
         torch.cat([part for part, _ in parts]),
         torch.cat([part for _, part in parts]),
         places,
-        later=settings.later,
-        normalization=settings.normalization,
-        std_floor=settings.std_floor,
-        clip=settings.clip,
+        later=advantage.later,
+        normalization=advantage.normalization,
+        std_floor=advantage.std_floor,
+        clip=advantage.clip,
+        is_standardised=settings.combine == "normalize_then_sum",
     )
     return _own_rows(advantages, [len(part) for part, _ in parts], processes.rank)
 

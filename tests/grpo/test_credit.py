@@ -132,6 +132,17 @@ def test_a_group_of_nearly_equal_totals_does_not_outweigh_the_others() -> None:
     assert found.square().mean(dim=(1, 2)).sqrt().tolist() == pytest.approx([0.25, 0.5**0.5])
 
 
+def test_a_standardised_term_keeps_its_weight_in_every_group() -> None:
+    # Images differ by 1 in both terms and groups; at the places of the first group's first term,
+    # by 100.
+    first = torch.tensor([[[50.5, -50.0], [-50.5, 50.0]], [[0.5, 0.0], [-0.5, 0.0]]])
+    second = torch.tensor([[0.25, 0.25], [-0.25, -0.25]]).expand(2, 2, 2)
+    placed, grid = torch.stack([first, second], dim=2), Grid(1, 2)
+    found = credit(placed, token_places((grid,), grid), later=0.0, is_standardised=True)
+    # In the second group, (0.5, 0) becomes (sqrt(1/2), 0), and (0.25, 0.25) becomes (0.5, 0.5).
+    assert (found[1, 0, 0] / found[1, 0, 1]).item() == pytest.approx(1 + 2**0.5)
+
+
 def test_a_term_with_few_large_parts_keeps_its_weight() -> None:
     # The first term is spread evenly over places, the second has all in one; of images, both have
     # the same credit, so a token's credit is on average as large by either.

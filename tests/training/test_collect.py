@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
-from glm_grpo.grpo.credit import TokenPlaces, token_places
+from glm_grpo.grpo.credit import TokenPlaces, token_advantages, token_places
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.collect import CollectSettings, collect, placed_advantages
 from glm_grpo.training.distributed.processes import ALONE, Processes
@@ -23,6 +23,7 @@ from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Grid
+from rewards.reweigh import Mode
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable, Scores
 from tests.factories import NoDecoder, NoPolicy, Watcher, advantage_settings, clipped_loss
@@ -376,19 +377,30 @@ def test_collect_gives_tokens_credit_for_what_they_drew() -> None:
 
 
 @pytest.mark.parametrize("normalization", ["group_std", "batch_std"])
-def test_processes_give_the_credit_that_one_gives(normalization: str) -> None:
+@pytest.mark.parametrize("combine", ["weighted_sum", "normalize_then_sum"])
+def test_processes_give_the_credit_that_one_gives(normalization: str, combine: Mode) -> None:
     generator = torch.Generator().manual_seed(0)
     placed = torch.randn(3, 4, 2, 4, generator=generator)
     rewards = placed.sum(dim=(2, 3)) + torch.randn(3, 4, generator=generator)
     places = token_places((Grid(2, 2),), Grid(2, 2))
-    settings = advantage_settings(credit="place", normalization=normalization)
+    advantage = advantage_settings(credit="place", normalization=normalization)
+    settings = CollectSettings(combine, advantage, clipped_loss(), 1, 1)
     whole = placed_advantages(rewards, placed, places, settings, ALONE)
+    assert whole.tokens is not None
+    expected = token_advantages(
+        rewards,
+        placed,
+        places,
+        **advantage.model_dump(exclude={"credit"}),
+        is_standardised=combine == "normalize_then_sum",
+    )
+    assert expected.tokens is not None
+    assert whole.tokens.equal(expected.tokens)
     parts = [(rewards[:1], placed[:1]), (rewards[1:], placed[1:])]
     for rank, rows in enumerate((slice(0, 1), slice(1, 3))):
         found = placed_advantages(*parts[rank], places, settings, OneOfTwo(rank, parts))
         assert found.values.equal(whole.values[rows])
         assert found.tokens is not None
-        assert whole.tokens is not None
         assert found.tokens.equal(whole.tokens[rows])
         assert found.places is not None
         assert whole.places is not None
