@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -327,7 +327,7 @@ class Scoring:
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
             term, prompt, group = self._terms[column], self._prompts[row], self._groups[row]
-            job = partial(_score_group, term, prompt, group, with_parts=self._grid is not None)
+            job = partial(_score_group, term, prompt, group, self._grid)
             self._futures[row, column] = self._workers[column].submit(job)
 
     def _wait(self, row: int, column: int, future: Future[Scores]) -> Scores:
@@ -361,8 +361,10 @@ class _Parts:
         if name not in self.parts:
             shape = (len(self._groups), size, self._grid.rows, self._grid.columns)
             self.parts[name] = torch.zeros(shape)
-        self.parts[name][row] = parts_on_grid(parts, self._grid, height=height, width=width)
-        if not isinstance(parts, Tensor):
+        if isinstance(parts, Tensor):
+            self.parts[name][row] = parts
+        else:
+            self.parts[name][row] = parts_on_grid(parts, self._grid, height=height, width=width)
             self.pieces.setdefault(name, [()] * len(self._groups))[row] = parts
 
 
@@ -411,13 +413,19 @@ def _work(jobs: _Jobs) -> None:
 
 
 def _score_group(
-    term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"], *, with_parts: bool
+    term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"], grid: Grid | None
 ) -> Scores:
     where = f"term {term.name}, prompt {prompt.prompt_id}"
     try:
-        return score_with_notes(
-            term.reward, [prompt] * pixels.shape[0], pixels, with_parts=with_parts
+        scores = score_with_notes(
+            term.reward, [prompt] * pixels.shape[0], pixels, with_parts=grid is not None
         )
+        if grid is not None and isinstance(scores.parts, Tensor):
+            # Now, because maps of all groups at the resolution of pictures can take gigabytes.
+            _, _, height, width = pixels.shape
+            drawn = parts_on_grid(scores.parts, grid, height=height, width=width)
+            scores = replace(scores, parts=drawn)
+        return scores
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:

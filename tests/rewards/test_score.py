@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import Float32, UInt8
@@ -296,6 +298,30 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
     assert [len(group) for group in table.pieces["boxes"]] == [1, 0]
     assert table.pieces["boxes"][0][0][0].text == "a"
     assert scorer.score(prompts, pixels).parts == {}
+
+
+class Watched(Halves):
+    """Looks, at each group, which maps of groups before are still in memory."""
+
+    def __init__(self) -> None:
+        self._maps: list[weakref.ref[np.ndarray]] = []
+        self.kept: list[bool] = []
+
+    def score_with_parts(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+        self.kept += [each() is not None for each in self._maps]
+        parts = np.zeros((len(prompts), 8, 8), dtype=np.float32)
+        self._maps.append(weakref.ref(parts))
+        return Scores(torch.zeros(len(prompts)), parts=torch.from_numpy(parts))
+
+
+def test_scorer_keeps_no_map_of_the_pictures_resolution() -> None:
+    # One of 1024 x 1024 pixels takes 4 MB per picture and term.
+    term = Watched()
+    scoring = Scorer([Term("watched", term, 1.0)]).begin([WITHOUT_TEXT] * 3, grid=Grid(2, 2))
+    for group in grey([1], [2], [3]):
+        scoring.add(group)
+    assert scoring.finish().parts["watched"].shape == (3, 1, 2, 2)
+    assert term.kept == [False] * 3
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])
