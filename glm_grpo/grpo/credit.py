@@ -84,7 +84,7 @@ def token_advantages(
     With c_rk, what place k earned of term r, less its mean over the group:
 
         own_t = sum over the places that token t draws of c_rk
-        to_go_t = the same, with all the places that are drawn after it
+        to_go_t = the same, with all the places that are drawn after it in its grid
         credit_rt = scale((1 - later) scale(own_t) + later scale(to_go_t))
         credit_t = sum over terms of credit_rt + what has no place
 
@@ -97,10 +97,10 @@ def token_advantages(
     but with `group_std`, which divides every group by itself, each group has its own: the tokens of
     one whose totals are nearly equal would exceed all others.
 
-    `later` = 1 is the reward-to-go, which is unbiased if a place depends only on tokens up to its
-    own; `later` = 0 compares a token by its own place alone. With one place, or no term with
-    places, every token has the advantage of its image. In flat groups everything is exactly 0,
-    and at each token the advantages of a group have a sum of zero.
+    `later` = 1 is the reward-to-go, which is unbiased if a place depends, in each grid, only on
+    tokens up to its own; `later` = 0 compares a token by its own place alone. With one place, or no
+    term with places, every token has the advantage of its image. In flat groups everything is
+    exactly 0, and at each token the advantages of a group have a sum of zero.
 
     Source: reward-to-go: Williams 1992, "Simple statistical gradient-following algorithms",
     Machine Learning 8; the rest is this project's.

@@ -76,7 +76,7 @@ class StoredRollouts:
         groups: Pictures and raw scores.
         penalty: KL to the reference that was subtracted from the reward, in reward units.
         totals: Weighted rewards before the penalty.
-        advantages: Advantages that the policy was trained on.
+        advantages: Advantages of images, which the policy was trained on with credit by image.
     """
 
     groups: StoredGroups

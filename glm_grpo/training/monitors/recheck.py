@@ -184,7 +184,14 @@ class Recheck:
                 some = part_of_batch(batch, range(groups))
                 _, full = decode_and_score(self._models, some, token_ids)
                 applies = table.is_applicable[:groups]
-                cheap = replace(table, raw=table.raw[:groups], is_applicable=applies, notes={})
+                cheap = replace(
+                    table,
+                    raw=table.raw[:groups],
+                    is_applicable=applies,
+                    notes={},
+                    parts={},
+                    pieces={},
+                )
                 own.append((cheap, full))
         pairs = [pair for part in self._processes.gather(own) for pair in part]
         cheap, full = (join_tables(tables) for tables in zip(*pairs, strict=True))
