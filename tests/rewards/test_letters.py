@@ -147,9 +147,7 @@ def test_letters_that_count_as_others_keep_their_places(
 # Few letters, so that texts overlap and tie; and some of which the folded form has more or fewer.
 LETTERS = "ABab \u00df\u00bd\uff40\u6f22\ufb01\u2026e\u0301"
 PLACES = st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans())
-PAGES = st.dictionaries(PLACES, st.text(LETTERS, max_size=6), max_size=6).map(
-    lambda texts: [box(text, *place) for place, text in texts.items()]
-)
+PAGES = st.dictionaries(PLACES, st.text(LETTERS, max_size=6), max_size=6)
 TEXTS = st.lists(st.text("ABab", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
@@ -162,8 +160,9 @@ def box(text: str, row: int, column: int, is_tall: bool) -> TextBox:
 @settings(max_examples=400, derandomize=True)
 @given(PAGES, TEXTS, st.booleans(), st.floats(0, 1))
 def test_pieces_add_up_to_the_score(
-    boxes: list[TextBox], texts: list[str], is_case: bool, penalty: float
+    page: dict[tuple[int, int, bool], str], texts: list[str], is_case: bool, penalty: float
 ) -> None:
+    boxes = [box(text, *place) for place, text in page.items()]
     match = match_boxes(boxes, texts, is_case_sensitive=is_case, extra_text_penalty=penalty)
     pieces = place_score(match, is_case_sensitive=is_case)
     values = [piece.value for piece in pieces]

@@ -244,16 +244,16 @@ def test_match_does_not_depend_on_the_order_of_the_texts(
 
 
 PLACES = st.tuples(st.integers(0, 2), st.integers(0, 2))
-PAGES = st.dictionaries(PLACES, st.text("ABab \u00bd\uff40\u6f22", max_size=4), max_size=6).map(
-    lambda texts: [box(text, *place) for place, text in texts.items()]
-)
+PAGES = st.dictionaries(PLACES, st.text("ABab \u00bd\uff40\u6f22", max_size=4), max_size=6)
 
 
 @settings(max_examples=200, derandomize=True)
 @given(PAGES, TEXTS, st.booleans(), PENALTY)
 def test_match_boxes_scores_as_its_reading_does_and_no_lower_than_rows(
-    boxes: list[TextBox], texts: list[str], is_case: bool, penalty: float
+    page: dict[tuple[int, int], str], texts: list[str], is_case: bool, penalty: float
 ) -> None:
+    boxes = [box(text, *place) for place, text in page.items()]
+
     def in_words(read: str) -> float:
         return match_texts(read, texts, is_case_sensitive=is_case, extra_text_penalty=penalty)
 
