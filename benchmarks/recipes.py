@@ -4,8 +4,8 @@ python -m benchmarks.recipes train [--recipes base cispo ...] [--seeds 0 1 2] [-
 python -m benchmarks.recipes table [--reach 0.6]
 python -m benchmarks.recipes page
 
-`train` runs `train.py` several times, each with configs/tiny.yaml and the overrides of `RECIPES`,
-in F/<recipe>/seed-<seed> (F: outputs/recipes), and appends the results of each to
+`train` runs `train.py` several times, each with configs/tiny.yaml, credit by image and the
+overrides of `RECIPES`, in F/<recipe>/seed-<seed> (F: outputs/recipes), and appends the results to
 benchmarks/recipes.jsonl. A run with results is skipped, and an interrupted one is resumed, so the
 command can be stopped and repeated. A run takes about six minutes on two cores.
 
@@ -59,7 +59,11 @@ IMAGES = 2560
 """Number of images of every run: 40 steps of 8 x 8."""
 BASE = "base"
 
-COMMON = ("trackers=[]", "train.eval_every=10", "train.checkpoint_every=10", "train.resume=auto")
+COMMON = (
+    *("trackers=[]", "train.eval_every=10", "train.checkpoint_every=10", "train.resume=auto"),
+    # Recipes are compared by image, unless they say otherwise.
+    "advantage.credit=image",
+)
 
 _TWO_BY_TWO = ("train.updates_per_rollout=2", "train.minibatches_per_rollout=2")
 
@@ -108,6 +112,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "hot": ("rollout.temperature=1.2",),
     "average": ("eval.ema_decay=0.8",),
     "mean-only": ("advantage.normalization=mean_only",),
+    "place": ("advantage.credit=place",),
     "anchor-0.1": ("anchor.weight=0.1",),
     "anchor-1": ("anchor.weight=1",),
     "anchor-1-to-0": _ANCHOR,
@@ -118,6 +123,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "sft-40": ("train.method=sft",),
     "after-sft-10": (),
     "after-sft-40": (),
+    "after-sft-10-place": ("advantage.credit=place",),
     "after-sft-10-gmpo": ("loss=gmpo", *_TWO_BY_TWO),
     "after-sft-10-min-p": ("rollout.min_p=0.02",),
     "shares": ("reward.combine=shares",),
@@ -137,6 +143,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 _BEGIN_WITH = {
     "after-sft-10": "sft-10",
     "after-sft-40": "sft-40",
+    "after-sft-10-place": "sft-10",
     "after-sft-10-gmpo": "sft-10",
     "after-sft-10-min-p": "sft-10",
 }
@@ -274,7 +281,7 @@ def train(name: str, seed: int, folder: Path) -> RunFolder:
         train(_BEGIN_WITH[name], seed, folder)
     if name.startswith("careless"):
         write_careless_prompts(folder / "careless" / "prompts.jsonl")
-    command = [sys.executable, str(ROOT / "train.py"), *overrides_of(name, seed, folder), *COMMON]
+    command = [sys.executable, str(ROOT / "train.py"), *COMMON, *overrides_of(name, seed, folder)]
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with (folder / name / f"seed-{seed}.log").open("a") as log:
         sys.stderr.write(f"{name}, seed {seed} ...\n")

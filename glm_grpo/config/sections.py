@@ -160,7 +160,7 @@ class AdvantageSection(Options):
     credit: Literal["image", "place"] = "image"
     """Whether all tokens of an image get its advantage, or each token that of the places which it
     draws, by terms that say which places earned their score (ssim, lpips, psnr, ocr)."""
-    later: float = Field(default=0.2, ge=0.0, le=1.0)
+    later: float = Field(default=0.4, ge=0.0, le=1.0)
     """With `credit: place`, weight of the places that are drawn after a token in its grid: 0
     compares only its own places, 1 all that follow (reward-to-go)."""
 

@@ -52,7 +52,7 @@ reward:
     remote: {url: 'https://scores.example', token_variable: SCORES_TOKEN,
              needs_of_prompt: [target], retries: 0}
     custom: {function: 'scores:contrast', needs_of_prompt: []}
-advantage: {normalization: batch_std, std_floor: 0.5, clip: null, credit: place, later: 0.4}
+advantage: {normalization: batch_std, std_floor: 0.5, clip: null, credit: image, later: 0.6}
 loss: {kl_coef: 0.0, kl_estimator: k3, kl_placement: reward, kl_behaviour_coef: 0.1,
        reference_sync_every: 5, reference_mix: 1.0, entropy_coef: 0.01,
        top_entropy_quantile: 1.0, kind: cispo, clip_low: 0.1, clip_high: 0.28, ratio_cap: 4.0,
@@ -109,7 +109,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "loss.kind": SAPO,
     "loss.tau_positive": SAPO,
     "loss.tau_negative": SAPO,
-    "loss.log_clip": {"loss": {"kind": "gmpo", **KL}},
+    "loss.log_clip": {"loss": {"kind": "gmpo", **KL}, "advantage.credit": "image"},
     "loss.function": {"loss": {"kind": "custom", "function": "mine:loss", **KL}},
     "async.min_importance_ratio": {"async.on_stale": "mask"},
 }

@@ -45,8 +45,11 @@ def test_every_primary_config_composes(configs_dir: Path, name: str) -> None:
     ),
 )
 def test_every_choice_of_a_group_composes(configs_dir: Path, choice: str) -> None:
-    function = ["loss.function=mine:loss"] if choice == "loss=custom" else []
-    overrides = [choice, *function, *PROMPTS]
+    needed = {
+        "loss=custom": ["loss.function=mine:loss"],
+        "loss=gmpo": ["advantage.credit=image"],
+    }
+    overrides = [choice, *needed.get(choice, ()), *PROMPTS]
     assert compose_config(configs_dir, "tiny", overrides).train.steps > 0
 
 

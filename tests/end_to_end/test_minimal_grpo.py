@@ -92,7 +92,7 @@ def test_steps_are_those_of_the_trainer(example, make_trainer, monkeypatch, caps
         f"loss.clip_high={example.CLIP}",
         f"loss.kl_coef={example.KL_COEF}",
         f"advantage.std_floor={example.STD_FLOOR}",
-        "advantage.clip=null",
+        *("advantage.clip=null", "advantage.credit=image"),
         f"optim.learning_rate={example.LEARNING_RATE}",
         "optim.betas=[0.9,0.999]",
         "train.steps=2",
