@@ -44,8 +44,8 @@ SAMPLES = 2
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
 WEIGHTS = (0.4, 0.2, 0.3, 0.1)
 SLIDER_MOVES = 20
-MOST_PROMPTS = 997
-"""Largest number of training prompts; short runs have fewer, so that each is sampled twice."""
+TRAINING_PROMPTS = 997
+"""Number of training prompts."""
 
 _SCROLL = """async (selector) => {
   const found = selector && document.querySelector(selector);
@@ -147,7 +147,7 @@ def _measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
-    prompt = _training_prompt(steps, 0, steps)
+    prompt = _training_prompt(steps, 0)
     large = f"groups?step={steps}&prompt={prompt}&sample=0&large=1"
     views = {
         "progress": "progress",
@@ -155,8 +155,6 @@ def _open(address: str, chromium: str, steps: int) -> dict[str, Any]:
         "weights": "weights",
         "find": "find",
         "curves": "curves",
-        "film": "film",
-        "film of training": "film?of=training",
         "large": large,
     }
     with sync_playwright() as playwright:
@@ -207,19 +205,19 @@ def _make_run(folder: RunFolder, steps: int) -> None:
     every = max(1, steps // (EVALUATIONS - 1))
     evaluated = {every * number for number in range(1, EVALUATIONS)}
     for step in range(1, steps + 1):
-        experience = _experience(step, steps, generator)
+        experience = _experience(step, generator)
         recorder.record_rollout(experience, encode(experience.images), step)
         recorder.record_step(step, _metrics(experience))
         if step in evaluated:
             recorder.record_evaluation(_evaluation(step, generator))
 
 
-def _training_prompt(step: int, row: int, steps: int) -> str:
-    return f"train-{(step * PROMPTS + row) % min(MOST_PROMPTS, steps * PROMPTS // 2)}"
+def _training_prompt(step: int, row: int) -> str:
+    return f"train-{(step * PROMPTS + row) % TRAINING_PROMPTS}"
 
 
-def _experience(step: int, steps: int, generator: torch.Generator) -> Experience:
-    prompts = tuple(_prompt(_training_prompt(step, row, steps)) for row in range(PROMPTS))
+def _experience(step: int, generator: torch.Generator) -> Experience:
+    prompts = tuple(_prompt(_training_prompt(step, row)) for row in range(PROMPTS))
     rewards = _scores(prompts, GROUP, generator)
     totals = combine(rewards, mode="weighted_sum")
     seeds = tuple(range(step, step + PROMPTS))

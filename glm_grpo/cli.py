@@ -478,17 +478,6 @@ def _add_gallery(commands: _Commands) -> None:
         metavar="PNG",
         help="also write one image with target, before and after",
     )
-    command.add_argument(
-        "--film",
-        type=types.output_file(".gif", ".webp"),
-        metavar="FILE",
-        help="also write a film of one prompt through all steps, as FILE.gif or FILE.webp",
-    )
-    command.add_argument(
-        "--prompt",
-        metavar="ID",
-        help="prompt for --film, held-out or training (the first held-out one)",
-    )
     command.set_defaults(command=_gallery)
 
 
@@ -502,8 +491,6 @@ def _gallery(options: argparse.Namespace) -> None:
         beside=options.beside,
         sheet=options.sheet,
         archive=options.zip,
-        film=options.film,
-        prompt_id=options.prompt,
     ):
         _print(str(written))
     if options.serve:

@@ -79,7 +79,6 @@ def test_the_package_is_a_command(
         (["probe", "--share", "ocr=1", "ocr=1"], "--share 'ocr=1': must be .* each term once"),
         (["probe", "--credit", "0", "2"], "--credit '2': must be a number from 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
-        (["gallery", "run", "--film", "x.mp4"], "--film: 'x.mp4' must end in .gif or .webp"),
         (["gallery", "run", "--zip", "folder.zip"], "'folder.zip' is a folder; give the name"),
         (["gallery", "run", "--zip", "file/x.zip"], "needs a folder, but .*/file is a file"),
         (["gallery", "run", "--port", "65536"], "'65536' must be a whole number from 0 to 65535"),
@@ -107,8 +106,6 @@ PICTURES = {
     "beside": [Path("a"), Path("b")],
     "sheet": Path("a.png"),
     "archive": Path("a.zip"),
-    "film": Path("a.webp"),
-    "prompt_id": "00003",
 }
 SERVED = {"announce": cli._announce}
 
@@ -145,7 +142,7 @@ SERVED = {"announce": cli._announce}
         ),
         ("export run new --format pipeline", "commands.export.export_run", {"kind": "pipeline"}),
         (
-            "gallery run --beside a b --sheet a.png --zip a.zip --film a.webp --prompt 00003",
+            "gallery run --beside a b --sheet a.png --zip a.zip",
             "commands.gallery.rewrite_gallery",
             PICTURES,
         ),

@@ -60,14 +60,13 @@ def memory_size(text: str) -> int:
     return round(size)
 
 
-def output_file(*suffixes: str) -> Callable[[str], Path]:
-    """Make a type for a writable file with one of these suffixes."""
-    rule = " or ".join(suffixes)
+def output_file(suffix: str) -> Callable[[str], Path]:
+    """Make a type for a writable file with this suffix."""
 
     def parse(text: str) -> Path:
         found = Path(text)
-        if found.suffix.lower() not in suffixes:
-            raise _refusal(text, f"must end in {rule}, the format that is written")
+        if found.suffix.lower() != suffix:
+            raise _refusal(text, f"must end in {suffix}, the format that is written")
         if found.is_dir():
             raise _refusal(text, "is a folder; give the name of a file in it")
         _check_writable(text, found.absolute().parent)

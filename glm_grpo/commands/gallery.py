@@ -10,7 +10,6 @@ from glm_grpo.errors import StorageError
 from glm_grpo.gallery import write_beside, write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
-from glm_grpo.gallery.film import write_film
 from glm_grpo.output import printable
 from glm_grpo.report.compare.beside import match_runs
 from glm_grpo.run.config import refuse_no_run
@@ -27,25 +26,21 @@ def rewrite_gallery(
     beside: Sequence[Path] | None,
     sheet: Path | None,
     archive: Path | None,
-    film: Path | None,
-    prompt_id: str | None,
 ) -> Iterator[Path]:
-    """Write the gallery and, on request, a picture of the run, a film and a ZIP.
+    """Write the gallery and, on request, a picture of the run and a ZIP.
 
     Args:
         run: Run folder.
         beside: Other runs to show in the gallery from now on; None: keep the current ones.
         sheet: Path for a PNG of the run.
         archive: Path for a ZIP of gallery and pictures.
-        film: Path for a GIF or WebP of one prompt through the steps.
-        prompt_id: Prompt of the film; None: the first held-out prompt.
 
     Yields:
         The path of each output after it is written.
 
     Raises:
         CheckpointError: The folder contains no run.
-        ConfigError: The run has no prompt with that id, or another run cannot be shown beside it.
+        ConfigError: Another run cannot be shown beside it.
         StorageError: Reading or writing failed; not raised if the run is read-only and has a
             gallery, which then stays unchanged.
     """
@@ -57,9 +52,6 @@ def rewrite_gallery(
     if sheet is not None:
         write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)
         yield sheet
-    if film is not None:
-        write_film(folder, film, prompt_id=prompt_id)
-        yield film
     if archive is not None:
         write_archive(folder, archive)
         yield archive

@@ -31,7 +31,6 @@ VIEWS = (
     "curves",
     "letters",
     "find",
-    "film",
     "marks",
     "groups?step=1&prompt=plain&sample=2&large=1",
 )
@@ -54,7 +53,7 @@ def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenG
     expect(page).to_have_title(f"Groups: {name}")
     page.go_back()
     expect(page.get_by_role("heading", name="Start", exact=True)).to_be_focused()
-    page.keyboard.press("0")
+    page.keyboard.press("9")
     page.wait_for_url("**/gallery/report.html")
 
 
@@ -198,7 +197,6 @@ def test_run_without_records_says_what_will_appear(
         "weights": "the run has not stored a training step yet",
         "curves": "No metrics are stored yet",
         "find": "0 of 0 images",
-        "film": "No evaluation is stored yet",
     }.items():
         show(page, view)
         expect(page.locator("main")).to_contain_text(what)

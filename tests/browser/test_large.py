@@ -144,7 +144,6 @@ def test_large_view_opens_from_every_view_and_goes_through_samples_and_prompts_b
     expect(opener).to_be_focused()
 
     for fragment, picture in (
-        ("film?prompt=plain", ".strip button"),
         ("find?step=1", ".find-region .picture"),
         ("weights", ".weights-samples .picture"),
     ):

@@ -1,4 +1,4 @@
-"""Start, Progress, Film, Letters and the report, as a reader meets them.
+"""Start, Progress, Letters and the report, as a reader meets them.
 
 The numbers are those of `RAW` in conftest.py, worked out there.
 """
@@ -229,48 +229,6 @@ def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: Op
     expect(difference.locator("img").last).to_have_attribute(
         "src", "beside/1/eval-000006/plain-1.webp"
     )
-
-
-def test_film_shows_a_prompt_at_every_evaluation_or_step_and_plays(
-    open_gallery: OpenGallery,
-) -> None:
-    page = open_gallery("film")
-    strip = page.get_by_role("list", name="Images by step")
-    # Totals of the first sample of `plain`, as in Progress.
-    expect(strip.locator("p")).to_have_text(
-        [
-            re.compile(r"^Step 0\s+0\.500\s*$"),
-            re.compile(r"^Step 6\s+0\.750\s+\+0\.250$"),
-            re.compile(r"^Step 12\s+0\.625\s+\+0\.125$"),
-        ]
-    )
-    page.get_by_role("button", name="Next prompt").click()
-    expect(page.locator(".film-prompt")).to_have_value("masked")
-    page.keyboard.press("k")
-    expect(page.locator(".film-prompt")).to_have_value("plain")
-    # Of a training prompt the best of each step.
-    show(page, "film?of=training&prompt=plain")
-    pictures = page.locator(".strip img")
-    expect(pictures).to_have_count(4)
-    sources = pictures.evaluate_all("images => images.map(image => image.getAttribute('src'))")
-    assert sources == [f"thumbs/step-{step:06d}/plain-2.webp" for step in STEPS]
-
-    show(page, "film?prompt=plain&step=12")
-    slider = page.get_by_role("slider", name="Step")
-    expect(slider).to_have_value("2")
-    page.get_by_label("Speed").select_option("8 a second")
-    page.get_by_role("button", name="Play").click()
-    expect(slider).to_have_value("0")
-    expect(slider).to_have_value("1")
-    page.get_by_role("button", name="Pause").click()
-    step = page.evaluate("glmGallery.route().params.step")
-    expect(page.get_by_role("button", name="Play")).to_be_visible()
-    assert page.evaluate("glmGallery.route().params.step") == step
-    slider.fill("1")
-    expect(page.locator(".film-caption")).to_contain_text("Step 6, sample 0: total 0.750")
-    expect(page.locator(".strip [aria-current]")).to_contain_text("Step 6")
-    source = page.locator(".film-screen img")
-    expect(source).to_have_attribute("src", "../images/eval-000006/plain-0.png")
 
 
 TEXTS = (("CAT",), ("DOG",), (), (HOSTILE,))

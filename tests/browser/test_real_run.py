@@ -14,7 +14,6 @@ VIEWS = {
     "groups?step=2&diff=1": ".sample",
     "weights?combine=normalize_then_sum": ".weights-group",
     "find": ".find-grid li",
-    "film": ".strip li",
 }
 """Addresses, and what holds a picture there."""
 
@@ -119,7 +118,6 @@ def test_views_are_accessible_and_no_page_scrolls_sideways(
         "curves?step=2&smooth=0.5&large=reward%2Fmean": ".plot canvas",
         "letters": ".letters-region td",
         "find?sort=total&order=desc": ".find-region img",
-        "film": ".strip img",
         "marks": ".info",
         "groups?step=1&prompt=OPEN&sample=0&large=1": "dialog img",
     }.items():

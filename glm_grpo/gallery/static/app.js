@@ -15,16 +15,13 @@
     curves: "Curves",
     letters: "Letters",
     find: "Find",
-    film: "Film",
     marks: "Marks",
   };
   const REPORT = "report.html";
-  /* As they lie on a keyboard; there is no key beyond. */
-  const PAGE_KEYS = "1234567890";
   const COMMON_KEYS = [
     ["?", "This help"],
     ...gallery.marks.keyHelp,
-    ["1 to 9, 0", "Open a view, in the order of the navigation"],
+    [`1 to ${Object.keys(TITLES).length + 1}`, "Open a view, in the order of the navigation"],
   ];
 
   function App() {
@@ -34,7 +31,7 @@
     const main = useRef(null);
     const pages = Object.keys(TITLES).map((name) => () => gallery.go(name));
     pages.push(() => location.assign(REPORT));
-    const toPage = pages.map((open, index) => [PAGE_KEYS[index], open]);
+    const toPage = pages.map((open, index) => [String(index + 1), open]);
     useKeys({ "?": () => setIsHelpOpen(true), ...Object.fromEntries(toPage) });
     useTitle(view);
     useFocusOnHeading(main, view);

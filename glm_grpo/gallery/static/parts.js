@@ -330,6 +330,5 @@
     stackExtent,
     sum,
     termColour,
-    thumbUrl,
   });
 })();
