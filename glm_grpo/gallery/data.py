@@ -18,7 +18,7 @@ from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageE
 from glm_grpo.gallery.beside import ShownRun, data_key, list_path, read_beside
 from glm_grpo.gallery.marks import Mark, read_marks
 from glm_grpo.gallery.pace import pace
-from glm_grpo.gallery.readings import asked_letters, read_letters
+from glm_grpo.gallery.readings import read_letters
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
@@ -55,7 +55,7 @@ ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
 CREDIT_COLUMNS = ("prompt_id", "image", CREDIT, PIECES)
 _NUMBERS = ("total", "penalty", "advantage")
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the data files, for scripts that read them."""
 _CHUNK_STEPS = 10
 
@@ -245,13 +245,6 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         "raw": raw,
         "notes": notes,
     }
-    asked = {
-        term: asked_letters(texts, is_case_sensitive=readers[term])
-        for term in notes
-        if term in readers
-    }
-    if asked:
-        group["asked"] = asked
     if SOURCES in columns:
         group["sources"] = [picture_name(name) for name in columns[SOURCES][0]]
     group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
@@ -282,7 +275,7 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
         return note
     read = plain_form(note)
     reading = read_letters(read, texts, is_case_sensitive=is_case_sensitive)
-    return {"read": read, "marks": reading.marks, "errors": reading.errors}
+    return {"read": read, "marks": reading.marks, "missing": reading.missing}
 
 
 @dataclass(frozen=True)

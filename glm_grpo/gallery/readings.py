@@ -14,9 +14,6 @@ from rewards.terms.text_matching import fold_text, split_page, take_words
 Mark = tuple[str, bool]
 """A piece of a reading, and whether its letters are right."""
 
-Error = tuple[str, str]
-"""A wanted letter and the one read instead; "" for a missing or an extra letter."""
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -25,12 +22,12 @@ class Reading:
     Attributes:
         marks: Pieces, alternately right and wrong, that together give the reading; white space
             belongs to the piece before it. Empty if nothing was read.
-        errors: Errors in words matched to a wanted text, and in wanted texts without a match;
-            unmatched words are not errors of a letter. In capitals if case does not count.
+        missing: Letters of wanted texts that stand nowhere in the reading, not even as a wrong
+            letter. In capitals if case does not count.
     """
 
     marks: tuple[Mark, ...]
-    errors: tuple[Error, ...]
+    missing: str
 
 
 def read_letters(read: str, wanted: Sequence[str], *, is_case_sensitive: bool = False) -> Reading:
@@ -46,35 +43,17 @@ def read_letters(read: str, wanted: Sequence[str], *, is_case_sensitive: bool = 
         wanted: Texts that should appear.
         is_case_sensitive: Whether case counts.
     """
-    is_right, errors = _align(read, wanted, is_case_sensitive=is_case_sensitive)
-    return Reading(_marks(read, is_right, is_case_sensitive=is_case_sensitive), errors)
+    is_right, missing = _align(read, wanted, is_case_sensitive=is_case_sensitive)
+    return Reading(_marks(read, is_right, is_case_sensitive=is_case_sensitive), missing)
 
 
-def asked_letters(wanted: Sequence[str], *, is_case_sensitive: bool = False) -> str:
-    """All letters of the wanted texts, in the form of `Reading.errors`."""
-    folded = "".join(fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted)
-    return _shown(folded, is_case_sensitive=is_case_sensitive)
-
-
-def _shown(letters: str, *, is_case_sensitive: bool) -> str:
-    # Only capitals of one letter: some letters have capitals of two.
-    return letters if is_case_sensitive else "".join(map(_capital, letters))
-
-
-def _capital(letter: str) -> str:
-    capital = letter.upper()
-    return capital if len(capital) == 1 else letter
-
-
-def _align(
-    read: str, wanted: Sequence[str], *, is_case_sensitive: bool
-) -> tuple[list[bool], tuple[Error, ...]]:
-    """Whether a wanted text has each letter of the folded reading, and the errors."""
+def _align(read: str, wanted: Sequence[str], *, is_case_sensitive: bool) -> tuple[list[bool], str]:
+    """Whether a wanted text has each letter of the folded reading, and the missing letters."""
     page = split_page(read, is_case_sensitive=is_case_sensitive)
     texts = [fold_text(text, is_case_sensitive=is_case_sensitive) for text in wanted]
     starts = [0, *itertools.accumulate(map(len, page.words))]
     is_right = [False] * starts[-1]
-    errors: list[Error] = []
+    missing = ""
     for span in take_words(page, texts):
         joined = "".join(page.words[word] for word in span.words)
         for block in Levenshtein.opcodes(joined, span.text):
@@ -82,15 +61,9 @@ def _align(
                 # The words of a span follow each other in a reading.
                 for letter in range(block.src_start, block.src_end):
                     is_right[starts[span.words[0]] + letter] = True
-                continue
-            given = joined[block.src_start : block.src_end]
-            asked = span.text[block.dest_start : block.dest_end]
-            for pair in itertools.zip_longest(asked, given, fillvalue=""):
-                asked_letter, read_letter = (
-                    _shown(letter, is_case_sensitive=is_case_sensitive) for letter in pair
-                )
-                errors.append((asked_letter, read_letter))
-    return is_right, tuple(errors)
+            elif block.tag == "insert":
+                missing += span.text[block.dest_start : block.dest_end]
+    return is_right, missing if is_case_sensitive else missing.upper()
 
 
 def _marks(read: str, is_right: Sequence[bool], *, is_case_sensitive: bool) -> tuple[Mark, ...]:

@@ -76,8 +76,6 @@ def test_find_filters_and_sorts_by_what_the_address_says(
         ({"min__advantage": 0.001}, 4 * (2 + 1 + 1)),
         # Read of `masked`: DOG, D0G, DOG; of `plain` CXT, nothing and CAT.
         ({"read": "d0"}, 4),
-        ({"wrong": "o", "as": "0"}, 4),
-        ({"wrong": "A", "as": "none", "id": "plain"}, 4),
         # What is no number is no bound; without bands no canary is judged.
         ({"from": "x", "min__total": "x", "canary": "any"}, ALL),
     )
@@ -244,7 +242,7 @@ def large_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         {"name": "aesthetic", "kind": "aesthetic", "weight": 0.0, "std_floor": 1e-4},
     ]
     run = {
-        "schema": 1,
+        "schema": 2,
         "name": "large",
         "reward": {"combine": "weighted_sum", "terms": terms, "watch": ["aesthetic"]},
         "advantage": {"normalization": "group_std", "std_floor": 0.02, "clip": None},

@@ -29,7 +29,6 @@ VIEWS = (
     "groups?step=1",
     "weights",
     "curves",
-    "letters",
     "find",
     "marks",
     "groups?step=1&prompt=plain&sample=2&large=1",
@@ -53,7 +52,7 @@ def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenG
     expect(page).to_have_title(f"Groups: {name}")
     page.go_back()
     expect(page.get_by_role("heading", name="Start", exact=True)).to_be_focused()
-    page.keyboard.press("9")
+    page.keyboard.press("8")
     page.wait_for_url("**/gallery/report.html")
 
 
@@ -135,9 +134,8 @@ def test_text_that_is_markup_stays_text_in_every_view(
         show(page, fragment)
         # However long a name or a reading is.
         assert page.evaluate("document.documentElement.scrollWidth") == 390, fragment
-        if fragment != "letters":
-            # The name of a term, a metric, a prompt, or a note.
-            expect(page.locator("main, dialog").last).to_contain_text("onerror=")
+        # The name of a term, a metric, a prompt, or a note.
+        expect(page.locator("main, dialog").last).to_contain_text("onerror=")
         expect(page.locator("img[src=x]")).to_have_count(0)
         expect(page.locator("#app script")).to_have_count(0)
         assert "taken over" not in page.title()

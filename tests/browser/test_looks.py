@@ -1,4 +1,4 @@
-"""Start, Progress, Letters and the report, as a reader meets them.
+"""Start, Progress and the report, as a reader meets them.
 
 The numbers are those of `RAW` in conftest.py, worked out there.
 """
@@ -9,24 +9,18 @@ import json
 import math
 import re
 import shutil
-from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from glm_grpo.gallery import write_beside, write_gallery
-from glm_grpo.gallery.readings import asked_letters, read_letters
 from glm_grpo.report.compare.beside import match_runs
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import SummaryRow
 from rewards.audit.canaries import Band
 from tests.browser.conftest import (
-    HOSTILE,
-    NOT_FOUND,
-    NOTES,
-    STEPS,
     OpenGallery,
     copy_run,
     expect_cells,
@@ -229,55 +223,6 @@ def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: Op
     expect(difference.locator("img").last).to_have_attribute(
         "src", "beside/1/eval-000006/plain-1.webp"
     )
-
-
-TEXTS = (("CAT",), ("DOG",), (), (HOSTILE,))
-
-
-def count(page: Page) -> dict[str, tuple[int, int]]:
-    """Wrong and asked for, by letter, as the titles of the figures say."""
-    rows = page.locator(".letters-region tbody tr").evaluate_all(
-        "rows => rows.map((row) => [row.cells[0].textContent, row.querySelector('a')?.title])"
-    )
-    found = {}
-    for letter, said in rows:
-        match = re.fullmatch(r"(\d+) of (\d+)", said or "")
-        if match:
-            found[letter] = (int(match[1]), int(match[2]))
-    return found
-
-
-def test_letters_count_mistakes_and_lead_to_their_pictures(open_gallery: OpenGallery) -> None:
-    asked: Counter[str] = Counter()
-    wrong: Counter[str] = Counter()
-    for texts, notes in zip(TEXTS, NOTES, strict=True):
-        for note in notes:
-            asked.update(asked_letters(texts))
-            wrong.update(letter for letter, _ in read_letters(note, texts).errors)
-    # Each step has the same readings.
-    times = len(STEPS)
-    expected = {letter: (times * n, times * asked[letter]) for letter, n in wrong.items()}
-    page = open_gallery("letters", allows=NOT_FOUND)
-    assert count(page) == expected
-    # Most mistakes first.
-    counts = [number for number, _ in count(page).values()]
-    assert counts == sorted(counts, reverse=True)
-    heads = page.locator(".letters-region thead th").all_inner_texts()
-    assert heads[3:] == ["Step 1", *map(str, STEPS[1:])]
-    show(page, "letters?sort=letter")
-    row = page.locator(".letters-region tbody tr").filter(
-        has=page.get_by_role("rowheader", name="O", exact=True)
-    )
-    # In DOG, read as D0G by one sample of each step.
-    row.get_by_role("link", name="0", exact=True).click()
-    expect(page.locator(".find-count")).to_have_text("4 of 48 images")
-    pictures = page.locator(".find-grid li")
-    expect(pictures).to_have_count(4)
-    expect(pictures.first).to_contain_text("asked DOG, read D0G")
-    page.go_back()
-    # Of one step, whatever it was read as: D0G, and twice nothing of the long text.
-    row.locator("td").nth(3).get_by_role("link").click()
-    expect(page.locator(".find-count")).to_have_text("3 of 48 images")
 
 
 def test_report_is_one_click_away_and_breaks_command_lines(

@@ -13,7 +13,6 @@
     groups: "Groups",
     weights: "Weights",
     curves: "Curves",
-    letters: "Letters",
     find: "Find",
     marks: "Marks",
   };

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html } = gallery;
-  const { BOUNDS, NO_LETTER, isRanged, listCanaries } = gallery.imageTable;
+  const { BOUNDS, isRanged, listCanaries } = gallery.imageTable;
   const { VERDICTS } = gallery.marks;
   const { listReaders } = gallery.readings;
   const { fmt } = gallery.parts;
@@ -28,8 +28,7 @@
 
   function Filters({ source, images, columns, params, set }) {
     const canaries = listCanaries();
-    const hasReaders = listReaders().length > 0;
-    const field = (name, type, label, title) => html`<label title=${title}>${label}
+    const field = (name, type, label) => html`<label>${label}
       <input type=${type} step="any" value=${params[name] ?? ""}
         onInput=${(event) => set({ [name]: event.currentTarget.value })} />
     </label>`;
@@ -43,7 +42,7 @@
         onSubmit=${(event) => event.preventDefault()}>
       ${choice("of", "Images of", Object.entries(SOURCES), source)}
       ${field("text", "search", "Prompt contains")}
-      ${hasReaders && field("read", "search", "Text read contains")}
+      ${listReaders().length > 0 && field("read", "search", "Text read contains")}
       ${columns.filter(isRanged).map((column) => html`<${Range} key=${column.id} column=${column} images=${images}
         bounds=${BOUNDS.map((bound) => params[`${bound}.${column.id}`])} set=${set} />`)}
       ${box("best", "Best of its group")}
@@ -54,10 +53,6 @@
         ["", "does not matter"], ["any", "any canary"], ...canaries.map((name) => [name, name]),
       ])}
       <span class="find-pair">${field("from", "number", "From step")}${field("to", "number", "to step")}</span>
-      ${hasReaders && html`<span class="find-pair">
-        ${field("wrong", "text", "Letter asked for", `A letter, or “${NO_LETTER}” for letters that were not asked for`)}
-        ${field("as", "text", "read as", `A letter, or “${NO_LETTER}” where it is missing`)}
-      </span>`}
       ${field("id", "search", "Prompt ID")}
       <button type="button" onClick=${() => gallery.replace("find", withoutFilters(params))}>Clear filters</button>
     </form>`;

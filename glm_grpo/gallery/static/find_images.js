@@ -6,11 +6,9 @@
   const { scoring } = gallery;
   const { clip, fmt, signed } = gallery.parts;
   const { VERDICTS, markOf } = gallery.marks;
-  const { listReaders, readingsOf, textRead } = gallery.readings;
+  const { listReaders, textRead } = gallery.readings;
 
   const BOUNDS = ["min", "max"];
-  /* In the address: no letter where one was asked for, and a letter where none was. */
-  const NO_LETTER = "none";
   const collator = new Intl.Collator("en", { numeric: true });
 
   /** Every image of training steps and evaluations: {images, problems}. */
@@ -125,13 +123,12 @@
 
   /** What the address asks for, as a list of tests that an image must pass. */
   function listTests(params, columns) {
-    const { text, read, wrong, mark, id, from, to, flat, masked, best, canary } = params;
+    const { text, read, mark, id, from, to, flat, masked, best, canary } = params;
     const tests = [];
     const words = (text ?? "").toLowerCase();
     if (words) tests.push(({ shared }) => shared.searched.includes(words));
     const reading = (read ?? "").toLowerCase();
     if (reading) tests.push(({ shared, sample }) => textRead(shared.group, sample).toLowerCase().includes(reading));
-    if (wrong) tests.push(isMisread(wrong, params.as));
     if (mark === "note") tests.push(({ image }) => markOf(image).note !== "");
     else if (Object.hasOwn(VERDICTS, mark ?? "")) tests.push(({ image }) => markOf(image).verdict === mark);
     if (id) tests.push(({ shared }) => shared.group.prompt_id === id);
@@ -149,19 +146,6 @@
       if (isNumber(high)) tests.push((image) => column.value(image) <= Number(high));
     });
     return tests;
-  }
-
-  /* Whether a letter that was asked for was read as another; `as` undefined: as any other. */
-  function isMisread(asked, as) {
-    const isLetter = (wanted) => {
-      const forms = wanted === NO_LETTER ? [""] : [wanted, wanted.toUpperCase()];
-      return (letter) => forms.includes(letter);
-    };
-    const [isAsked, isRead] = [isLetter(asked), as ? isLetter(as) : () => true];
-    return ({ shared, sample }) =>
-      readingsOf(shared.group, sample).some(([, note]) =>
-        (note.errors ?? []).some(([wanted, given]) => isAsked(wanted) && isRead(given)),
-      );
   }
 
   /** The images that pass all that the address asks for. */
@@ -186,7 +170,7 @@
   }
 
   gallery.imageTable = {
-    BOUNDS, NO_LETTER, addressOf, filterImages, isRanged, judgeCanary, listCanaries, listColumns, loadImages, nameOf,
+    BOUNDS, addressOf, filterImages, isRanged, judgeCanary, listCanaries, listColumns, loadImages, nameOf,
     sortImages,
   };
 })();

@@ -206,7 +206,7 @@
     if (!text) return html`<span class="note soft">nothing</span>`;
     if (typeof note === "string") return html`<span class="note" dir="auto">${text}</span>`;
     const wrong = note.marks.filter(([, isRight]) => !isRight).map(([piece]) => piece);
-    const missing = note.errors.filter(([, read]) => !read).map(([asked]) => asked);
+    const missing = [...note.missing];
     const faults = [
       ...(wrong.length ? [`wrong: ${wrong.join(", ")}`] : []),
       ...(missing.length ? [`missing: ${missing.join(", ")}`] : []),

@@ -16,7 +16,7 @@
     return terms.filter(({ kind }) => kind === "ocr").map(({ name }) => name);
   }
 
-  /** What OCR terms read in one sample of a group: [[term, {read, marks, errors}]]. */
+  /** What OCR terms read in one sample of a group: [[term, {read, marks, missing}]]. */
   function readingsOf(group, sample) {
     return Object.entries(group.notes)
       .map(([name, notes]) => [name, notes[sample]])
@@ -53,5 +53,5 @@
     </p>`;
   }
 
-  window.glmGallery.readings = { AskedRead, listReaders, readingsOf, sayReading, textRead };
+  window.glmGallery.readings = { AskedRead, listReaders, sayReading, textRead };
 })();
