@@ -16,7 +16,6 @@ from jaxtyping import Float32
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.gallery.beside import ShownRun, data_key, list_path, read_beside
-from glm_grpo.gallery.marks import Mark, read_marks
 from glm_grpo.gallery.pace import pace
 from glm_grpo.gallery.readings import read_letters
 from glm_grpo.run.config import read_config, read_config_text
@@ -289,7 +288,6 @@ class Records:
         chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0 is
             in the first file and in no list.
         evaluations: Policy steps with an evaluation, in order.
-        marks: Stars, rejections and notes, by path of the picture relative to `images/`.
         beside: Other runs that the gallery shows.
         problems: Files that could not be read.
     """
@@ -300,7 +298,6 @@ class Records:
     bands: Mapping[str, Any] | None
     chunks: Mapping[str, tuple[int, ...]]
     evaluations: tuple[int, ...]
-    marks: Mapping[str, Mark]
     beside: tuple[ShownRun, ...]
     problems: tuple[Problem, ...]
 
@@ -319,11 +316,6 @@ def read_records(folder: RunFolder) -> Records:
         bands = read_bands(folder)
     except StorageError as error:
         problems.append(_problem(folder.canaries_path, error, folder))
-    marks: Mapping[str, Mark] = {}
-    try:
-        marks = read_marks(folder)
-    except StorageError as error:
-        problems.append(_problem(folder.marks_path, error, folder))
     beside: tuple[ShownRun, ...] = ()
     try:
         beside = read_beside(folder)
@@ -341,7 +333,6 @@ def read_records(folder: RunFolder) -> Records:
         bands=None if bands is None else {name: asdict(band) for name, band in bands.items()},
         chunks=_chunks({*rows, *stored_steps(folder.rollouts_dir)}),
         evaluations=tuple(evaluation_steps(folder)),
-        marks=marks,
         beside=beside,
         problems=tuple(problems),
     )
@@ -380,7 +371,6 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "chunks": [{"key": key, "steps": list(steps)} for key, steps in records.chunks.items()],
         "bands": records.bands,
         "overview": _overview(records),
-        "marks": {image: mark.model_dump() for image, mark in records.marks.items()},
         "beside": [
             {"key": data_key(number), **shown.model_dump(mode="json", exclude={"problem"})}
             for number, shown in enumerate(records.beside, start=1)

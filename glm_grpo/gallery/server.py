@@ -1,7 +1,5 @@
 """Serve a run's gallery to browsers on this machine that cannot open pages from disk.
 
-It serves the files of the gallery, and accepts only marks of pictures, from its own page.
-
 Other machines are not supported. There is no password, so it listens only on the loopback address.
 """
 
@@ -13,7 +11,6 @@ import os
 import re
 import socketserver
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -22,10 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from pydantic import ValidationError
-
-from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.gallery.marks import MarkChange, change_mark, read_marks, to_json
+from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
@@ -34,10 +28,6 @@ LOOPBACK = "127.0.0.1"
 _SERVED = ("gallery", "images")
 """Folders of a run that are served; others, such as checkpoints, are of no use to a browser."""
 _PAGE = "/gallery/index.html"
-_MARKS = "/marks.json"
-_JSON = "application/json"
-_LONGEST_REQUEST = 16_384
-"""Bytes of a mark; the longest note takes at most 12,000."""
 _TIMEOUT = 30.0
 """Seconds within which a request must arrive, and that an idle connection is kept open."""
 _OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
@@ -70,7 +60,7 @@ def serve_gallery(folder: RunFolder, *, port: int, announce: Callable[[str], Non
 
 
 class GalleryServer(ThreadingHTTPServer):
-    """Serves the files of a run's `gallery/` and `images/`, and stores its marks.
+    """Serves the files of a run's `gallery/` and `images/`.
 
     Args:
         folder: Run folder.
@@ -82,7 +72,6 @@ class GalleryServer(ThreadingHTTPServer):
 
     def __init__(self, folder: RunFolder, port: int) -> None:
         self._folder = folder
-        self._marking = threading.Lock()
         try:
             # The folder is unused, but without it a request fails if the working directory is gone.
             super().__init__((LOOPBACK, port), partial(_Handler, directory=folder.path))
@@ -113,23 +102,6 @@ class GalleryServer(ThreadingHTTPServer):
             # Replaced or removed in the meantime.
             return None
 
-    def marks(self) -> bytes:
-        """Return all marks as JSON.
-
-        Raises:
-            StorageError: `marks.json` is damaged, or a link that leads outside the run.
-        """
-        return to_json(read_marks(self._folder))
-
-    def mark(self, change: MarkChange) -> None:
-        """Store a mark.
-
-        Raises:
-            StorageError: As for `change_mark`.
-        """
-        with self._marking:
-            change_mark(self._folder, change)
-
     def server_bind(self) -> None:
         """Bind without a reverse name look-up of the host, which can be slow."""
         socketserver.TCPServer.server_bind(self)
@@ -159,8 +131,6 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_header("Location", _PAGE)
             self.send_header("Content-Length", "0")
             self.end_headers()
-        elif address == _MARKS:
-            self._send_marks()
         elif (file := self.server.open(address)) is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
@@ -171,55 +141,6 @@ class _Handler(SimpleHTTPRequestHandler):
             self.end_headers()
             return file
         return None
-
-    def _send_marks(self) -> None:
-        try:
-            content = self.server.marks()
-        except StorageError as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, error)
-            return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", _JSON)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def do_PUT(self) -> None:
-        """Store one mark, sent as JSON of `MarkChange` by a page of this server only."""
-        host = self.headers.get("Host", "")
-        length = self.headers.get("Content-Length", "")
-        # A foreign page sends its own origin, whatever address it uses.
-        is_own = _OWN_HOSTS.fullmatch(host) and self.headers.get("Origin") == f"http://{host}"
-        if not is_own:
-            self._refuse(HTTPStatus.FORBIDDEN)
-        elif self.path != _MARKS:
-            self._refuse(HTTPStatus.NOT_FOUND)
-        elif self.headers.get("Content-Type") != _JSON:
-            # Browsers send some other types for foreign pages without a preflight request.
-            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        elif not (length.isascii() and length.isdecimal()):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED)
-        elif len(length) > len(str(_LONGEST_REQUEST)) or int(length) > _LONGEST_REQUEST:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        else:
-            self._take_mark(self.rfile.read(int(length)))
-
-    def _take_mark(self, content: bytes) -> None:
-        try:
-            self.server.mark(MarkChange.model_validate_json(content))
-        except (ValidationError, StorageError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, error)
-        else:
-            self.send_response(HTTPStatus.NO_CONTENT)
-            self.end_headers()
-
-    def _refuse(self, status: HTTPStatus, reason: Exception | None = None) -> None:
-        """Reject a request, without reading the rest of it."""
-        if reason is not None:
-            _logger.warning("%s", reason)
-        self.close_connection = True
-        self.send_error(status)
 
     def end_headers(self) -> None:
         # The pages grow while the run continues.

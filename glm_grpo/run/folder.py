@@ -84,11 +84,6 @@ class RunFolder:
         return self.path / "trackers.json"
 
     @property
-    def marks_path(self) -> Path:
-        """Stars, rejections and notes that users gave pictures in the gallery."""
-        return self.path / "marks.json"
-
-    @property
     def gallery_path(self) -> Path:
         """The page that shows samples and scores."""
         return self.path / "gallery/index.html"

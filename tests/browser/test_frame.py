@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import expect
@@ -30,8 +31,7 @@ VIEWS = (
     "weights",
     "curves",
     "find",
-    "marks",
-    "groups?step=1&prompt=plain&sample=2&large=1",
+    f"groups?{urlencode({'step': 1, 'prompt': HOSTILE, 'sample': 0, 'large': 1})}",
 )
 MARKUP = "<img src=x onerror=\"document.title='taken over'\">"
 
@@ -52,7 +52,7 @@ def test_navigation_moves_focus_and_title_and_marks_the_view(open_gallery: OpenG
     expect(page).to_have_title(f"Groups: {name}")
     page.go_back()
     expect(page.get_by_role("heading", name="Start", exact=True)).to_be_focused()
-    page.keyboard.press("8")
+    page.keyboard.press("7")
     page.wait_for_url("**/gallery/report.html")
 
 
@@ -107,10 +107,8 @@ def test_addresses_of_what_is_not_there_offer_the_nearest_and_keys_work_beside_c
 @pytest.fixture
 def hostile_run(gallery_run: RunFolder, tmp_path: Path) -> RunFolder:
     """A run in which every text that someone can choose is markup: prompts and their names, notes,
-    terms, metrics, canaries, marks, name, tags."""
+    terms, metrics, canaries, name, tags."""
     run = copy_run(gallery_run, tmp_path / "run")
-    mark = {"verdict": "star", "note": MARKUP}
-    run.marks_path.write_text(json.dumps({"step-000001/plain-2.png": mark}))
     run.canaries_path.write_text(json.dumps({MARKUP: asdict(Band(0.5, 0.1, 4))}))
     with run.metrics_path.open("a") as file:
         metrics = {MARKUP: 1.0, f"reward/{MARKUP}/mean": 0.5, f"canary/{MARKUP}": 0.9}

@@ -213,8 +213,6 @@ def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: Op
     expect(details.get_by_role("heading")).to_have_text(f"plain: {OTHER}, step 6, sample 0")
     expect(details).to_contain_text("Against step 12")
     expect(details.get_by_role("row", name="ocr")).to_contain_text("+0.500")
-    # Marks are of pictures of this run.
-    expect(details.get_by_role("button", name="Star")).to_have_count(0)
     page.get_by_label("Sample").select_option("1")
     page.get_by_label("Difference from target").check()
     difference = page.get_by_role(

@@ -117,7 +117,6 @@ def test_views_are_accessible_and_no_page_scrolls_sideways(
         "weights?w.ocr=0.9&w.lpips=-0.2": ".weights-group img",
         "curves?step=2&smooth=0.5&large=reward%2Fmean": ".plot canvas",
         "find?sort=total&order=desc": ".find-region img",
-        "marks": ".info",
         "groups?step=1&prompt=OPEN&sample=0&large=1": "dialog img",
     }.items():
         show(page, fragment)

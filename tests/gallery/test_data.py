@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.marks import MarkChange, change_mark
 from glm_grpo.run.tables import SummaryRow
 from rewards.parts import Piece
 from rewards.types import Prompt
@@ -66,7 +65,6 @@ def test_run_tells_the_settings(run: Any) -> None:
         "chunks": [],
         "bands": None,
         "overview": {"steps": [], "values": {}},
-        "marks": {},
         "beside": [],
         "summary": [],
         "problems": [],
@@ -146,19 +144,6 @@ def test_run_tells_its_course_and_what_it_gained(run: Any) -> None:
         },
     }
     assert data["summary"] == [asdict(summary)]
-
-
-def test_run_tells_marks_or_why_they_cannot_be_read(run: Any) -> None:
-    run.record_step(1)
-    image = "step-000001/kite-0.png"
-    change_mark(run.folder, MarkChange(image=image, verdict="reject", note="<b>"))
-    assert written(run, "run")["marks"] == {image: {"verdict": "reject", "note": "<b>"}}
-    run.folder.marks_path.write_text('{"x": {"verdict": "maybe"}}')
-    data = written(run, "run")
-    assert data["marks"] == {}
-    (problem,) = data["problems"]
-    assert problem["where"] == "marks.json"
-    assert "x.verdict is 'maybe'" in problem["message"]
 
 
 def test_steps_hold_their_metrics_and_null_where_one_is_not_finite(run: Any) -> None:

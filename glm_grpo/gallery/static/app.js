@@ -14,12 +14,10 @@
     weights: "Weights",
     curves: "Curves",
     find: "Find",
-    marks: "Marks",
   };
   const REPORT = "report.html";
   const COMMON_KEYS = [
     ["?", "This help"],
-    ...gallery.marks.keyHelp,
     [`1 to ${Object.keys(TITLES).length + 1}`, "Open a view, in the order of the navigation"],
   ];
 

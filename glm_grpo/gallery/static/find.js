@@ -5,7 +5,6 @@
   const gallery = window.glmGallery;
   const { html, link, useShown } = gallery;
   const { addressOf, filterImages, listColumns, loadImages, nameOf, sortImages } = gallery.imageTable;
-  const { MarkSigns, toggle, useMarks } = gallery.marks;
   const { AskedRead } = gallery.readings;
   const { Filters, SOURCES, countFilters, withoutFilters } = gallery.findFilters;
   const { FoundLarge, Loading, Picture, Problem, SizeControls, Terms, Title, clip, fmt, memo } = gallery.parts;
@@ -41,12 +40,11 @@
 
   function Images({ data, source, columns, params, set }) {
     const { at, sort, order, large, ...filters } = params;
-    const { version, problem } = useMarks();
     const [areFiltersShown, toggleFilters] = useShown("find.filters", matchMedia(WIDE).matches);
     const sizes = useSizes("find", { size: USUAL_SIZE, density: "captions" });
     const found = useMemo(
       () => filterImages(data.images, params, columns),
-      [data, columns, JSON.stringify(filters), params.mark && version],
+      [data, columns, JSON.stringify(filters)],
     );
     const column = columns.find(({ id }) => id === sort);
     const isDescending = column && (order ?? firstOrder(column)) === "desc";
@@ -58,14 +56,11 @@
     const rows = useMemo(() => sorted.map(({ shared, sample }) => [{ ...shared, sample }]), [sorted]);
     const chosen = sorted[place];
     const open = () => chosen && gallery.go(...addressOf(chosen));
-    const mark = (verdict) => () => chosen && toggle(chosen.image, verdict);
     function move(by) {
       const next = Math.min(Math.max(place < 0 && by < 0 ? 0 : place + by, 0), sorted.length - 1);
       if (sorted[next]) set({ at: sorted[next].image });
     }
-    useKeys({
-      n: () => move(1), p: () => move(-1), o: open, v: () => chosen && set({ large: 1 }), t: mark("star"), x: mark("reject"),
-    });
+    useKeys({ n: () => move(1), p: () => move(-1), o: open, v: () => chosen && set({ large: 1 }) });
     const active = countFilters(params);
     return html`<${Title} name="Find" about=${ABOUT}>
         <button type="button" aria-expanded=${areFiltersShown} aria-controls="find-filters" onClick=${toggleFilters}>
@@ -77,18 +72,16 @@
         <${Sorting} columns=${columns} column=${column} isDescending=${isDescending} set=${set} />
         <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />
         ${chosen && html`<p role="status" class="find-chosen">
-          Image ${place + 1}: <a href=${link(...addressOf(chosen))}>${nameOf(chosen)}</a>${" "}
-          <${MarkSigns} image=${chosen.image} />
+          Image ${place + 1}: <a href=${link(...addressOf(chosen))}>${nameOf(chosen)}</a>
         </p>`}
       </${Title}>
-      ${problem && html`<div role="alert"><${Problem} where="Marks" message=${problem} /></div>`}
       ${data.problems.map(({ kind, step, problem }) => html`<${Problem} key=${`${kind} ${step}`}
         where=${`${kind === "training" ? "Step" : "Evaluation at step"} ${step} is left out`} message=${problem} />`)}
       <div class="find ${areFiltersShown ? "has-filters" : ""}">
         ${areFiltersShown && html`<${Filters} source=${source} images=${data.images} columns=${columns} params=${params} set=${set} />`}
         ${sorted.length === 0
           ? html`<${Nothing} count=${data.images.length} params=${params} />`
-          : html`<${Grid} images=${sorted} place=${place} column=${column} sizes=${sizes} set=${set} version=${version}
+          : html`<${Grid} images=${sorted} place=${place} column=${column} sizes=${sizes} set=${set}
               move=${move} open=${open} />`}
       </div>
       ${large && html`<${FoundLarge} rows=${rows} at=${at} onShow=${(image) => set({ at: image })}
@@ -134,11 +127,10 @@
    *
    * @param place Index of the chosen one, -1 for none.
    * @param column That they are sorted by, if any.
-   * @param version Of the marks, which are drawn again with it.
    * @param move Chooses the image so many further.
    * @param open Opens the chosen image in its group.
    */
-  function Grid({ images, place, column, sizes, set, version, move, open }) {
+  function Grid({ images, place, column, sizes, set, move, open }) {
     const region = useRef(null);
     const { width, height } = gallery.run.picture ?? { width: 1, height: 1 };
     const cellHeight = Math.ceil((sizes.size * height) / width) + 2 * PADDING + LINE * countLines(sizes.density);
@@ -181,7 +173,7 @@
       <ul class="find-grid" style=${style}>
         ${images.slice(first * columns, last * columns).map((image, index) => html`<${Cell} key=${image.image}
           image=${image} column=${column} size=${sizes.size} density=${sizes.density}
-          index=${first * columns + index} count=${images.length} set=${set} version=${version}
+          index=${first * columns + index} count=${images.length} set=${set}
           isChosen=${first * columns + index === place} />`)}
       </ul>
     </div>`;
@@ -204,7 +196,7 @@
         attributes=${{ "aria-haspopup": "dialog", tabIndex: -1 }} />
       ${density !== "pictures" && html`
         <span><strong>${isNamed ? `${column.title} ${value == null ? "none" : column.show(value)}` : fmt(group.total[sample])}</strong>${
-          isBest && " best"} <span class="soft">step ${step}</span> <${MarkSigns} image=${image.image} /></span>
+          isBest && " best"} <span class="soft">step ${step}</span></span>
         <span class="soft" dir="auto">${clip(group.prompt)}</span>
         <${AskedRead} group=${group} sample=${sample} isShort />`}
       ${density === "figures" && html`<${Terms} raw=${group.raw} sample=${sample} />`}

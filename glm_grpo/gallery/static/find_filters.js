@@ -5,7 +5,6 @@
   const gallery = window.glmGallery;
   const { html } = gallery;
   const { BOUNDS, isRanged, listCanaries } = gallery.imageTable;
-  const { VERDICTS } = gallery.marks;
   const { listReaders } = gallery.readings;
   const { fmt } = gallery.parts;
   const { useMemo, useRef } = preactHooks;
@@ -48,7 +47,6 @@
       ${box("best", "Best of its group")}
       ${box("flat", "Flat groups")}
       ${box("masked", "Terms that do not apply")}
-      ${choice("mark", "Marks", [["", "any"], ...Object.entries(VERDICTS), ["note", "with a note"]])}
       ${canaries.length > 0 && choice("canary", "Canary outside its band", [
         ["", "does not matter"], ["any", "any canary"], ...canaries.map((name) => [name, name]),
       ])}

@@ -5,7 +5,6 @@
   const gallery = window.glmGallery;
   const { scoring } = gallery;
   const { clip, fmt, signed } = gallery.parts;
-  const { VERDICTS, markOf } = gallery.marks;
   const { listReaders, textRead } = gallery.readings;
 
   const BOUNDS = ["min", "max"];
@@ -123,14 +122,12 @@
 
   /** What the address asks for, as a list of tests that an image must pass. */
   function listTests(params, columns) {
-    const { text, read, mark, id, from, to, flat, masked, best, canary } = params;
+    const { text, read, id, from, to, flat, masked, best, canary } = params;
     const tests = [];
     const words = (text ?? "").toLowerCase();
     if (words) tests.push(({ shared }) => shared.searched.includes(words));
     const reading = (read ?? "").toLowerCase();
     if (reading) tests.push(({ shared, sample }) => textRead(shared.group, sample).toLowerCase().includes(reading));
-    if (mark === "note") tests.push(({ image }) => markOf(image).note !== "");
-    else if (Object.hasOwn(VERDICTS, mark ?? "")) tests.push(({ image }) => markOf(image).verdict === mark);
     if (id) tests.push(({ shared }) => shared.group.prompt_id === id);
     if (isNumber(from)) tests.push(({ shared }) => shared.step >= Number(from));
     if (isNumber(to)) tests.push(({ shared }) => shared.step <= Number(to));

@@ -5,7 +5,6 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { Notes, Picture, Problem, PromptText, Scores, clip, fmt, signed, useNear } = parts;
-  const { MarkButtons } = gallery.marks;
   const { AskedRead } = gallery.readings;
   const { CreditOver, Scale } = gallery.credit;
   const { listReferences } = gallery.progressTable;
@@ -123,8 +122,7 @@
         attributes=${{ ...OPENS, ...(density === "pictures" && { title: caption }) }} />
       ${
         density !== "pictures" &&
-        html`<${MarkButtons} image=${group.images[sample]} name=${sampleTitle(arranged, sample)} />
-          <div><${AskedRead} group=${group} sample=${sample} isShort=${density === "captions"} /></div>`
+        html`<div><${AskedRead} group=${group} sample=${sample} isShort=${density === "captions"} /></div>`
       }
       ${density === "captions" && html`<p class="caption">${caption}</p>`}
       ${density === "figures" && html`<${SampleFigures} arranged=${arranged} sample=${sample} reach=${reach} />`}

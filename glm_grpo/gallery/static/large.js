@@ -5,7 +5,6 @@
   const gallery = window.glmGallery;
   const { html, parts, useSetting, useShown } = gallery;
   const { Dialog, fullUrl, useKeys } = parts;
-  const { MarkButtons } = gallery.marks;
   const { Stage } = gallery.largeStage;
   const { CreditButton, CreditOver, Legend, useCredit, useCreditOf } = gallery.credit;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
@@ -29,7 +28,6 @@
     ["Shift and an arrow", "Move the image, or the edge in Wipe; a drag does the same"],
     ["c", "Credit by place of a training sample, if the run trains with it"],
     ["i", "Show or hide the figures"],
-    ["t x m", "Star, reject or note the image"],
   ];
 
   /**
@@ -135,9 +133,6 @@
         <${Stage} focus=${stage} label=${`Images of ${item.title}`} layout=${layout} shown=${shown}
           isFlipped=${isFlipped} wipe=${wipe} onWipe=${setWipe} moves=${moves} zoomRef=${zoom}
           onZoom=${setScale} />
-        <div class="large-marks">
-          <${MarkButtons} key=${item.image} image=${item.image} name=${item.alt} areKeysOn isInDialog />
-        </div>
         ${
           (areFigures || areKeys) &&
           html`<div class="large-side scroll-region" tabindex="0" role="region" aria-label="Figures">

@@ -5,7 +5,6 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { LargeView, Notes, Picture, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
-  const { MarkButtons } = gallery.marks;
   const { AskedRead } = gallery.readings;
   const { BesideFigures, groupAt, opening, otherOf, platesOf, titleOf } = gallery.beside;
   const { changeOf, listReferences, referenceOf } = gallery.progressTable;
@@ -103,7 +102,6 @@
     return html`<aside class=${isChosen ? "details panel" : "details is-empty panel"} aria-label=${LABEL}>
       <h3 dir="auto">${describe(place)}</h3>
       <${Pictures} place=${place} onLarge=${onLarge} />
-      ${!otherOf(place.step) && html`<${MarkButtons} key=${imageOf(place)} image=${imageOf(place)} />`}
       <${Figures} place=${place} />
       ${isChosen && html`<button type="button" onClick=${onClose}>Close</button>`}
     </aside>`;
