@@ -449,17 +449,8 @@ def _add_gallery(commands: _Commands) -> None:
         "rewrite the gallery of a run from its tables",
         "glm-grpo gallery outputs/DATE/TIME --serve",
         "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
-        "glm-grpo gallery outputs/mine --beside outputs/other outputs/third",
     )
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, even of a crashed run")
-    command.add_argument(
-        "--beside",
-        nargs="*",
-        type=Path,
-        metavar="OTHER",
-        help="also show the curves and the newest held-out images of other runs with the same "
-        "prompts and seeds; they stay until --beside names others, or none",
-    )
     command.add_argument(
         "--serve", action="store_true", help="serve it to browsers on this machine until Ctrl-C"
     )
@@ -488,7 +479,6 @@ def _gallery(options: argparse.Namespace) -> None:
 
     for written in rewrite_gallery(
         options.run,
-        beside=options.beside,
         sheet=options.sheet,
         archive=options.zip,
     ):

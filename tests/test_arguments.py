@@ -103,7 +103,6 @@ PLAN = {"memory": None, "prompt_tokens": 256, "device": DEVICES["h100"], "measur
 ALONE = Parallelism(1, is_sharded=False, is_mixed=False)
 SHARDED = Parallelism(4, is_sharded=True, is_mixed=True)
 PICTURES = {
-    "beside": [Path("a"), Path("b")],
     "sheet": Path("a.png"),
     "archive": Path("a.zip"),
 }
@@ -142,7 +141,7 @@ SERVED = {"announce": cli._announce}
         ),
         ("export run new --format pipeline", "commands.export.export_run", {"kind": "pipeline"}),
         (
-            "gallery run --beside a b --sheet a.png --zip a.zip",
+            "gallery run --sheet a.png --zip a.zip",
             "commands.gallery.rewrite_gallery",
             PICTURES,
         ),

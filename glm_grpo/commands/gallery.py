@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery import write_beside, write_gallery
+from glm_grpo.gallery import write_gallery
 from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.output import printable
-from glm_grpo.report.compare.beside import match_runs
 from glm_grpo.run.config import refuse_no_run
 from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.run.summaries import summarise
@@ -23,7 +22,6 @@ _SHEET_COLUMNS = 8
 def rewrite_gallery(
     run: Path,
     *,
-    beside: Sequence[Path] | None,
     sheet: Path | None,
     archive: Path | None,
 ) -> Iterator[Path]:
@@ -31,7 +29,6 @@ def rewrite_gallery(
 
     Args:
         run: Run folder.
-        beside: Other runs to show in the gallery from now on; None: keep the current ones.
         sheet: Path for a PNG of the run.
         archive: Path for a ZIP of gallery and pictures.
 
@@ -40,14 +37,11 @@ def rewrite_gallery(
 
     Raises:
         CheckpointError: The folder contains no run.
-        ConfigError: Another run cannot be shown beside it.
         StorageError: Reading or writing failed; not raised if the run is read-only and has a
             gallery, which then stays unchanged.
     """
     folder = RunFolder(run)
     refuse_no_run(folder)
-    if beside is not None:
-        write_beside(folder, match_runs(run, beside) if beside else ())
     yield _renew(folder)
     if sheet is not None:
         write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from glm_grpo.gallery.write import update_gallery, write_beside, write_gallery
+from glm_grpo.gallery.write import update_gallery, write_gallery
 
-__all__ = ["update_gallery", "write_beside", "write_gallery"]
+__all__ = ["update_gallery", "write_gallery"]

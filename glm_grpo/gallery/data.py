@@ -15,7 +15,6 @@ from jaxtyping import Float32
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
-from glm_grpo.gallery.beside import ShownRun, data_key, list_path, read_beside
 from glm_grpo.gallery.pace import pace
 from glm_grpo.gallery.readings import read_letters
 from glm_grpo.run.config import read_config, read_config_text
@@ -288,7 +287,6 @@ class Records:
         chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0 is
             in the first file and in no list.
         evaluations: Policy steps with an evaluation, in order.
-        beside: Other runs that the gallery shows.
         problems: Files that could not be read.
     """
 
@@ -298,7 +296,6 @@ class Records:
     bands: Mapping[str, Any] | None
     chunks: Mapping[str, tuple[int, ...]]
     evaluations: tuple[int, ...]
-    beside: tuple[ShownRun, ...]
     problems: tuple[Problem, ...]
 
 
@@ -316,16 +313,6 @@ def read_records(folder: RunFolder) -> Records:
         bands = read_bands(folder)
     except StorageError as error:
         problems.append(_problem(folder.canaries_path, error, folder))
-    beside: tuple[ShownRun, ...] = ()
-    try:
-        beside = read_beside(folder)
-    except StorageError as error:
-        problems.append(_problem(list_path(folder), error, folder))
-    problems += [
-        {"where": f"Beside: {shown.name}", "message": shown.problem}
-        for shown in beside
-        if shown.problem is not None
-    ]
     return Records(
         folder=folder,
         settings=settings,
@@ -333,7 +320,6 @@ def read_records(folder: RunFolder) -> Records:
         bands=None if bands is None else {name: asdict(band) for name, band in bands.items()},
         chunks=_chunks({*rows, *stored_steps(folder.rollouts_dir)}),
         evaluations=tuple(evaluation_steps(folder)),
-        beside=beside,
         problems=tuple(problems),
     )
 
@@ -371,10 +357,6 @@ def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, 
         "chunks": [{"key": key, "steps": list(steps)} for key, steps in records.chunks.items()],
         "bands": records.bands,
         "overview": _overview(records),
-        "beside": [
-            {"key": data_key(number), **shown.model_dump(mode="json", exclude={"problem"})}
-            for number, shown in enumerate(records.beside, start=1)
-        ],
         "summary": [_summary_row(row) for row in summary if _is_finite(row)],
         "problems": list(records.problems),
         **pace(

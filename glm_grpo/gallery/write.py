@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from glm_grpo.gallery.before_after import write_before_after
-from glm_grpo.gallery.beside import OtherRun, keep_beside
 from glm_grpo.gallery.data import (
     Records,
     chunk_key,
@@ -91,24 +90,6 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
     # Read again, because a running run has recorded more by now.
     _remove_outdated(read_records(folder))
     return folder.gallery_path
-
-
-def write_beside(folder: RunFolder, others: Sequence[OtherRun]) -> None:
-    """Show other runs in the gallery from its next writing on, replacing earlier ones.
-
-    Args:
-        folder: Run folder.
-        others: Runs in the order of their columns; empty to show only this run.
-
-    Raises:
-        StorageError: As for `keep_beside`.
-    """
-    data = keep_beside(folder, others)
-    for key, value in data.items():
-        _write_script(folder, key, value)
-    for path in sorted((folder.path / "gallery/data").glob("beside-*.js")):
-        if path.stem not in data:
-            remove(path)
 
 
 def update_gallery(folder: RunFolder, step: int) -> None:

@@ -6,15 +6,13 @@ import json
 import re
 import shutil
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
-from glm_grpo.gallery import write_beside, write_gallery
-from glm_grpo.gallery.beside import OtherRun, ShownRun
+from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
 from rewards.audit.canaries import Band, find_departures
 from tests.browser.conftest import OpenGallery, show, wait_until_loaded
@@ -107,35 +105,6 @@ def point_at(page: Page, title: str, step: float) -> None:
 
 def expect_fragment(page: Page, fragment: str) -> None:
     expect(page).to_have_url(re.compile(re.escape(fragment) + "$"))
-
-
-def test_curves_of_another_run_lie_over_those_of_this_one(
-    open_gallery: OpenGallery, run: RunFolder, tmp_path: Path
-) -> None:
-    other, own = RunFolder(tmp_path / "other"), RunFolder(tmp_path / "run")
-    shutil.copytree(run.path, own.path)
-    other.path.mkdir()
-    rows = [
-        {"step": 3, "reward/mean": 0.25, "memory/peak_bytes": 1.0},
-        {"step": 12, "eval/total": 0.5},
-    ]
-    other.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    shown = ShownRun(name="wide", step=12, alike=(), is_weighed_alike=False, problem=None)
-    write_beside(own, [OtherRun(other, (), shown)])
-    write_gallery(own, ())
-    page = open_gallery("curves", run=own)
-    page.wait_for_selector(".plot canvas")
-
-    slider(page, "Total").press("End")
-    slider(page, "Total").press("ArrowLeft")
-    names = chart(page, "Total").locator(".legend code")
-    theirs = [f"wide: {name}, its own weights" for name in ("reward/mean", "eval/total")]
-    expect(names).to_have_text(["reward/mean", theirs[0], "eval/total", theirs[1]])
-    values = chart(page, "Total").locator(".legend li > :last-child")
-    expect(values.nth(1)).to_have_text("none at this step")
-    expect(values.nth(3)).to_have_text(re.compile(r"0\.50*"))
-    # Several lines of several runs could not be told apart.
-    expect(chart(page, "Share of the advantage, by term").locator(".legend li")).to_have_count(2)
 
 
 def test_charts_stand_under_questions_and_show_every_value(

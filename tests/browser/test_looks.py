@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 
-from glm_grpo.gallery import write_beside, write_gallery
-from glm_grpo.report.compare.beside import match_runs
+from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import SummaryRow
 from rewards.audit.canaries import Band
@@ -26,10 +23,6 @@ from tests.browser.conftest import (
     expect_cells,
     show,
 )
-
-OTHER = "longer <b>run</b>"
-# At step 6 `plain` has 0.25 more than at step 0, at step 12 0.125 more: see conftest.py.
-OTHER_CELL = f"plain, {OTHER}, step 6, sample 0: total 0.750, change +0.125"
 
 
 def test_start_is_the_first_view_and_tells_the_gain_so_far(open_gallery: OpenGallery) -> None:
@@ -178,49 +171,6 @@ def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
     page.get_by_label("Sort by").select_option("Largest loss")
     expect(names.last).to_have_text("plain")
     assert page.evaluate("glmGallery.route().params.sort") == "fall"
-
-
-@pytest.fixture(scope="module")
-def pair(gallery_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run of the other tests; beside it the same as it was at step 6, under another name."""
-    folder = tmp_path_factory.mktemp("beside")
-    run, other = RunFolder(folder / "run"), RunFolder(folder / "other")
-    for each in (run, other):
-        shutil.copytree(gallery_run.path, each.path)
-    config = other.config_path.read_text()
-    other.config_path.write_text(config.replace("  name: null", f"  name: {OTHER}"))
-    other.evaluation_path(12).unlink()
-    write_beside(run, match_runs(run.path, [other.path]))
-    write_gallery(run, ())
-    shutil.rmtree(other.path)
-    return run
-
-
-def test_progress_has_a_column_for_another_run(pair: RunFolder, open_gallery: OpenGallery) -> None:
-    page = open_gallery("progress", run=pair)
-    heads = page.get_by_role("grid").get_by_role("columnheader")
-    expect(heads.last).to_contain_text(OTHER)
-    expect(heads.last).to_contain_text("Step 6")
-    cell = page.get_by_role("button", name=OTHER_CELL)
-    picture = cell.locator("img")
-    expect(picture).to_have_attribute("src", "beside/1/eval-000006/plain-0.webp")
-    expect(picture).to_have_js_property("naturalWidth", 64)
-    # It is a column as all others: by arrow keys, with scores, sample by sample, as a difference.
-    page.get_by_role("button", name=re.compile("^plain, step 12, sample 0")).focus()
-    page.keyboard.press("ArrowRight")
-    expect(cell).to_be_focused()
-    details = page.get_by_role("complementary", name="Scores of the image")
-    expect(details.get_by_role("heading")).to_have_text(f"plain: {OTHER}, step 6, sample 0")
-    expect(details).to_contain_text("Against step 12")
-    expect(details.get_by_role("row", name="ocr")).to_contain_text("+0.500")
-    page.get_by_label("Sample").select_option("1")
-    page.get_by_label("Difference from target").check()
-    difference = page.get_by_role(
-        "button", name=f"Difference to the target: plain, {OTHER}, step 6, sample 1"
-    )
-    expect(difference.locator("img").last).to_have_attribute(
-        "src", "beside/1/eval-000006/plain-1.webp"
-    )
 
 
 def test_report_is_one_click_away_and_breaks_command_lines(

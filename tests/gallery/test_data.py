@@ -65,7 +65,6 @@ def test_run_tells_the_settings(run: Any) -> None:
         "chunks": [],
         "bands": None,
         "overview": {"steps": [], "values": {}},
-        "beside": [],
         "summary": [],
         "problems": [],
         "recorded": None,

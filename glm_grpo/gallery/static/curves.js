@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Loading, Title, clip, useLoaded } = parts;
+  const { Loading, Title, useLoaded } = parts;
   const { arrange, canaryBand, makeColumns, quantile } = gallery.curveMetrics;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
@@ -15,8 +15,6 @@
   const SPREAD = [0.1, 0.9];
   const TERM = /^reward\/(.+)\/mean$/;
   const LARGEST_SMOOTHING = 0.99;
-  /* Characters of another run's name in a legend. */
-  const NAME_LIMIT = 30;
   /* Milliseconds the cursor rests before its step is part of the address. */
   const REST = 300;
 
@@ -57,38 +55,7 @@
       ...question,
       charts: question.charts.map((chart) => fill(chart, values, counts, (term) => findSpread(steps, byStep, term))),
     }));
-    await addOthers(questions, steps);
     return { steps, questions, heldOut: await findHeldOut() };
-  }
-
-  /* Lays the curves of other runs over those of this one, at its steps, where a chart has one line. */
-  async function addOthers(questions, steps) {
-    const runs = await Promise.all(gallery.beside.others().map(readOther));
-    const charts = questions.flatMap((question) => question.charts);
-    for (const chart of charts.filter(({ lines }) => lines.length <= 1)) {
-      const own = { lines: [...chart.lines], evaluations: [...chart.evaluations] };
-      runs.forEach(({ columns, title }, index) => {
-        const style = lineStyle(index + 1, chart.colour);
-        for (const kind of ["lines", "evaluations"]) {
-          const theirs = own[kind].filter(({ name }) => columns[name]);
-          chart[kind].push(...theirs.map(({ name }) => ({
-            name: title(name), values: steps.map((step) => columns[name].get(step)), style,
-          })));
-        }
-      });
-    }
-  }
-
-  /* Another run: {columns: name -> step -> value, title: name -> what the legend says}. */
-  async function readOther(other) {
-    const { metrics = [] } = await gallery.load(other.key).catch(() => ({}));
-    const { steps, values } = makeColumns(metrics);
-    const columns = Object.fromEntries(
-      Object.entries(values).map(([name, column]) => [name, new Map(steps.map((step, at) => [step, column[at]]))]),
-    );
-    const weighed = other.is_weighed_alike ? [] : ["reward/mean", "eval/total"];
-    const title = (name) => `${clip(other.name, NAME_LIMIT)}: ${name}${weighed.includes(name) ? ", its own weights" : ""}`;
-    return { columns, title };
   }
 
   /* The first held-out prompt, at which the pictures of an evaluation are shown; undefined where

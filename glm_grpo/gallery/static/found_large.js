@@ -10,7 +10,7 @@
   /* What the large view needs of an image of either kind. */
   function itemOf({ kind, step, group, sample }) {
     if (kind === "evaluation") {
-      const row = { id: group.prompt_id, group, bySteps: { [step]: group }, beside: {} };
+      const row = { id: group.prompt_id, group, bySteps: { [step]: group } };
       return gallery.progressDetails.largeItem({ row, step, sample }, null);
     }
     const reach = Math.max(...group.advantage.map(Math.abs));

@@ -180,14 +180,14 @@
       set({ prompt: group.prompt_id, sample: order[nextColumn], first: null });
     };
     const arranged = shown[row];
-    const beside = [arranged.order[column - 1], arranged.order[column + 1]];
+    const neighbours = [arranged.order[column - 1], arranged.order[column + 1]];
     return html`<${LargeView} item=${largeItem(arranged, arranged.order[column], step, reach)}
       moves=${movesIn(
         shown.map(({ order }) => order.length),
         [row, column],
         show,
       )}
-      near=${beside.filter((sample) => sample !== undefined).map((sample) => arranged.group.images[sample])}
+      near=${neighbours.filter((sample) => sample !== undefined).map((sample) => arranged.group.images[sample])}
       first=${params.first} onClose=${() => set({ large: null, first: null })} />`;
   }
 

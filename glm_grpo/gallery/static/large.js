@@ -31,15 +31,14 @@
   ];
 
   /**
-   * @param item What is shown: {id, title, alt, image, target, sources, credit, body, earlier, beside}.
+   * @param item What is shown: {id, title, alt, image, target, sources, credit, body, earlier}.
    *     `id` tells items apart; `credit` is {key, group, sample}: a data file, and what to take of
-   *     it; body() gives the figures; `beside` are pictures of other runs, {key, title,
-   *     alt, image}; earlier() promises [{step, image, title}] of the same
+   *     it; body() gives the figures; earlier() promises [{step, image, title}] of the same
    *     prompt at earlier steps, the newest last.
    * @param moves Where keys and buttons lead: {left, right, up, down, before, after}, each undefined
    *     where nothing is there. `before` and `after` are steps.
    * @param near Pictures to fetch in advance.
-   * @param first "target", "source" or the key of another run to begin with that picture; the sample without.
+   * @param first "target" or "source" to begin with that picture; the sample without.
    * @param onClose Called when the view was left; what had the focus before has it again.
    */
   function LargeView({ item, moves, near, first, onClose }) {
@@ -51,10 +50,7 @@
     const [areFigures, toggleFigures] = useShown("large.figures", matchMedia(WIDE).matches);
     const [areKeys, setAreKeys] = useState(false);
     const earlier = useEarlier(item, against);
-    const plates = useMemo(
-      () => makePlates(item, earlier.found),
-      [item.id, item.beside?.length, earlier.found],
-    );
+    const plates = useMemo(() => makePlates(item, earlier.found), [item.id, earlier.found]);
     const second = chooseSecond(plates, against ?? first);
     const [isCredit, toggleCredit] = useCredit();
     const loaded = useCreditOf(item.credit?.key, isCredit);
@@ -172,7 +168,7 @@
   }
 
   function makePlates(item, earlier) {
-    const { image, alt, target, sources = [], beside = [] } = item;
+    const { image, alt, target, sources = [] } = item;
     return [
       { key: "sample", title: "Sample", image, alt },
       target && { key: "target", title: "Target", image: target, alt: "Target" },
@@ -182,7 +178,6 @@
         image: source,
         alt: sources.length > 1 ? `Source ${index + 1}` : "Source",
       })),
-      ...beside,
       ...(earlier ?? []).map(({ step, image: before, title }) => ({
         key: `${EARLIER}-${step}`,
         title,

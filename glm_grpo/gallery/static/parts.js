@@ -57,12 +57,9 @@
   }
 
   const encodePath = (path) => path.split("/").map(encodeURIComponent).join("/");
-  /* Pictures of other runs lie in the gallery, each beside its thumbnail. */
-  const isOfOther = (image) => image.startsWith("beside/");
-  /** Addresses of a picture that is given relative to images/, or of another run. */
-  const fullUrl = (image) => `${isOfOther(image) ? "" : "../images/"}${encodePath(image)}`;
-  const thumbUrl = (image) =>
-    `${isOfOther(image) ? "" : "thumbs/"}${encodePath(image.replace(/\.[^./]*$/, ""))}.webp`;
+  /** Addresses of a picture that is given relative to images/. */
+  const fullUrl = (image) => `../images/${encodePath(image)}`;
+  const thumbUrl = (image) => `thumbs/${encodePath(image.replace(/\.[^./]*$/, ""))}.webp`;
 
   /**
    * A button that is a picture: its thumbnail, or the stored picture where that is missing;

@@ -5,9 +5,8 @@
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
   const { Problem, SizeControls, Title, mean, useSizes } = parts;
-  const { Table } = gallery.progressTable;
+  const { Table, newestOf } = gallery.progressTable;
   const { Details, RowViewer } = gallery.progressDetails;
-  const { newestOf, otherOf, others } = gallery.beside;
   const { useCallback, useEffect, useMemo, useState } = preactHooks;
 
   /* CSS pixels of a cell where there is room; see progress.css. */
@@ -41,21 +40,16 @@
       row only the policy changes. Higher totals are better.</p>
     <p>Point at an image to see it with all its scores at the side; click on it to enlarge it.</p>
     ${gallery.run.reward.combine !== "weighted_sum" &&
-    html`<p>Totals are in standard deviations of the untrained model's scores.</p>`}
-    ${others().length > 0 &&
-    html`<p>The last columns show the newest evaluations of other runs, as they were when the columns were added. Their
-      changes are against the newest evaluation of this run.</p>`}`;
+    html`<p>Totals are in standard deviations of the untrained model's scores.</p>`}`;
 
-  /* {step: {groups} | {problem}}, and the same by the keys of other runs; grows while the files load,
-     the ends of the run first. */
+  /* {step: {groups} | {problem}}; grows while the files load, the ends of the run first. */
   function useEvaluations() {
     const [loaded, setLoaded] = useState({});
     useEffect(() => {
       let isWanted = true;
       async function loadAll() {
         const [first, ...later] = gallery.run.evaluations;
-        const beside = others().map(({ key }) => ({ step: key, key }));
-        for (const { step, key } of [first, ...later.slice(-1), ...beside, ...later.slice(0, -1)]) {
+        for (const { step, key } of [first, ...later.slice(-1), ...later.slice(0, -1)]) {
           const failed = (error) => ({ step, problem: error.message });
           const entry = await gallery.load(key).catch(failed);
           if (!isWanted) return;
@@ -70,26 +64,20 @@
     return loaded;
   }
 
-  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, beside, count,
-     total, change}, `group` of the first evaluation that has it, `total` the mean over the `count`
+  /* One entry a prompt, in the order of its first appearance: {id, group, bySteps, count, total,
+     change}, `group` of the first evaluation that has it, `total` the mean over the `count`
      samples of the last, `change` since the first. */
   function makeRows(loaded) {
     const rows = new Map();
     for (const { step } of gallery.run.evaluations) {
       for (const group of loaded[step]?.groups ?? []) {
         const id = group.prompt_id;
-        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, beside: {}, change: null });
+        if (!rows.has(id)) rows.set(id, { id, group, bySteps: {}, change: null });
         const row = rows.get(id);
         row.bySteps[step] = group;
         row.count = group.total.length;
         row.total = mean(group.total);
         if (group !== row.group) row.change = row.total - mean(row.group.total);
-      }
-    }
-    for (const { key } of others()) {
-      for (const group of loaded[key]?.groups ?? []) {
-        const row = rows.get(group.prompt_id);
-        if (row) row.beside[key] = group;
       }
     }
     return [...rows.values()];
@@ -147,7 +135,7 @@
         params.large &&
         pinned &&
         html`<${RowViewer} place=${pinned} rows=${sorted} first=${params.first}
-        onShow=${(next) => pin(next, { first: otherOf(params.first) ? params.first : null })}
+        onShow=${(next) => pin(next, { first: null })}
         onClose=${() => set({ large: null, first: null })} />`
       }`;
   }
@@ -196,15 +184,11 @@
   }
 
   function TableProblems({ loaded }) {
-    const columns = [
-      ...gallery.run.evaluations.map(({ step }) => [step, `Evaluation of step ${step}`]),
-      ...others().map(({ key, name }) => [key, `Beside: ${name}`]),
-    ];
-    return columns
-      .filter(([step]) => loaded[step]?.problem)
+    return gallery.run.evaluations
+      .filter(({ step }) => loaded[step]?.problem)
       .map(
-        ([step, where]) =>
-          html`<${Problem} key=${step} where=${where} message=${loaded[step].problem} />`,
+        ({ step }) =>
+          html`<${Problem} key=${step} where=${`Evaluation of step ${step}`} message=${loaded[step].problem} />`,
       );
   }
 

@@ -6,29 +6,25 @@
   const { html, parts } = gallery;
   const { LargeView, Notes, Picture, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
   const { AskedRead } = gallery.readings;
-  const { BesideFigures, groupAt, opening, otherOf, platesOf, titleOf } = gallery.beside;
   const { changeOf, listReferences, referenceOf } = gallery.progressTable;
 
   const LABEL = "Scores of the image";
 
   /* A place is {row, step, sample}. */
   function describe({ row, step, sample }) {
-    const other = otherOf(step);
-    return `${clip(row.id)}: ${other ? titleOf(other) : `step ${step}`}, sample ${sample}`;
+    return `${clip(row.id)}: step ${step}, sample ${sample}`;
   }
 
-  const imageOf = (place) => groupAt(place).images[place.sample];
+  const imageOf = ({ row, step, sample }) => row.bySteps[step].images[sample];
 
-  /* Every term of one picture, with its change since the first evaluation; of another run, against
-     the newest of this one. */
+  /* Every term of one picture, with its change since the first evaluation. */
   function Figures({ place }) {
     const { sample } = place;
-    const group = groupAt(place);
-    const other = otherOf(place.step);
+    const group = place.row.bySteps[place.step];
     const { base, before } = referenceOf(place);
-    const line = (name, values, older, isAlike = !other || other.alike.includes(name)) =>
+    const line = (name, values, older) =>
       html`<${Line} key=${name} name=${name} value=${values && values[sample]}
-        change=${before && isAlike ? changeOf(values, older, sample) : null}
+        change=${before ? changeOf(values, older, sample) : null}
         hasChange=${before !== null} />`;
     return html`<${AskedRead} group=${group} sample=${sample} />
       <table class="scores">
@@ -36,26 +32,16 @@
           <tr>
             <th scope="col">Term</th>
             <th scope="col">Score</th>
-            ${before && html`<th scope="col">${other ? "Against" : "Since"} step ${base}</th>`}
+            ${before && html`<th scope="col">Since step ${base}</th>`}
           </tr>
         </thead>
         <tbody>
           ${Object.keys(group.raw).map((name) => line(name, group.raw[name], before?.raw[name]))}
         </tbody>
         <tfoot>
-          ${line("Total", group.total, before?.total, !other || other.is_weighed_alike)}
+          ${line("Total", group.total, before?.total)}
         </tfoot>
       </table>
-      ${
-        other &&
-        html`<p class="soft">
-        ${
-          other.is_weighed_alike
-            ? "This total uses the weights of this run."
-            : "This total uses the other run's own weights, because it scored terms differently. Do not compare it with this run's."
-        }
-      </p>`
-      }
       <${Notes} notes=${group.notes} sample=${sample} />`;
   }
 
@@ -79,10 +65,7 @@
       ...listReferences(row.group).map(({ name, title, image }) => ({ title, image, first: name })),
       ...(before?.images[sample] ? [{ title: `Step ${base}`, image: before.images[sample], step: base }] : []),
     ];
-    const open = ({ first, step }) => {
-      if (first) onLarge({ ...place, step: opening(place)[0].step }, first);
-      else onLarge(...opening(step === undefined ? place : { ...place, step }));
-    };
+    const open = ({ first, step = place.step }) => onLarge({ ...place, step }, first);
     return html`<div class="details-pictures">
       ${plates.map((plate) => html`<figure key=${plate.title}>
         <${Picture} image=${plate.image} alt=${plate.title ?? describe(place)} onOpen=${() => open(plate)}
@@ -149,10 +132,8 @@
       alt: describe(place),
       title: describe(place),
       earlier: earlier?.length ? findEarlier : null,
-      beside: platesOf(place),
       body: () => html`<p><${PromptText} text=${group.prompt} /></p>
         <${Figures} place=${place} />
-        <${BesideFigures} place=${place} />
         <p class="soft">Noise seed ${group.decode_seed}.</p>`,
     };
   }

@@ -6,7 +6,6 @@
   const { html, parts } = gallery;
   const { Picture, PromptText, Terms, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
   const { AskedRead, sayReading } = gallery.readings;
-  const { groupAt, newestOf, opening, otherOf, others, titleOf, totalWord } = gallery.beside;
   const { useEffect, useRef, useState } = preactHooks;
 
   const PROMPT_LIMIT = 120;
@@ -17,10 +16,15 @@
     return Math.min(...Object.keys(row.bySteps).map(Number));
   }
 
+  /** The step of the newest evaluation of a prompt. */
+  function newestOf(row) {
+    return Math.max(...Object.keys(row.bySteps).map(Number));
+  }
+
   /** {base, before}: the step that a picture's numbers are held against and its group there; null for
-     the first evaluation itself. Pictures of other runs are held against this run's newest. */
+     the first evaluation itself. */
   function referenceOf({ row, step }) {
-    const base = otherOf(step) ? newestOf(row) : baseOf(row);
+    const base = baseOf(row);
     return { base, before: step === base ? null : row.bySteps[base] };
   }
 
@@ -37,12 +41,11 @@
    * @param isDiff Show differences to the target.
    * @param pinned {row, step, sample} or null.
    * @param onHover Called with what is pointed at or has the focus, as `pinned`.
-   * @param onOpen Called with what was chosen, and "target", "source" or the key of another run where
-   *     that was.
+   * @param onOpen Called with what was chosen, and "target" or "source" where that was.
    * @param sizes As useSizes gives it.
    */
   function Table({ rows, loaded, samples, isDiff, pinned, onHover, onOpen, sizes }) {
-    const steps = columns();
+    const steps = gallery.run.evaluations.map(({ step }) => step);
     /* Pictures that a prompt comes with, side by side: sources and target. */
     const references = Math.max(...rows.map(({ group }) => listReferences(group).length));
     const region = useRef(null);
@@ -89,13 +92,8 @@
     </div>`;
   }
 
-  /* Steps of this run, then keys of other runs. */
-  function columns() {
-    return [...gallery.run.evaluations.map(({ step }) => step), ...others().map(({ key }) => key)];
-  }
-
-  function hasPicture(place) {
-    return groupAt(place)?.images[place.sample] !== undefined;
+  function hasPicture({ row, step, sample }) {
+    return row.bySteps[step]?.images[sample] !== undefined;
   }
 
   function pictureRatio() {
@@ -163,32 +161,19 @@
         </th>`}
         ${steps.map(
           (step) =>
-            html`<th role="columnheader" scope="col" key=${step} class=${kindOf(step)}>
-              <${ColumnTitle} step=${step} />${" "}
-              <span class="soft">${describe(loaded[step], otherOf(step))}</span>
+            html`<th role="columnheader" scope="col" key=${step}>
+              Step ${step}${" "}
+              <span class="soft">${describe(loaded[step])}</span>
             </th>`,
         )}
       </tr>
     </thead>`;
   }
 
-  /* Class of the cells of a column. */
-  function kindOf(step) {
-    return otherOf(step) ? "is-beside" : null;
-  }
-
-  function ColumnTitle({ step }) {
-    const other = otherOf(step);
-    if (!other) return `Step ${step}`;
-    return html`<span class="beside-name" dir="auto" title=${other.name}>${clip(other.name)}</span>
-      ${" "}Step ${other.step}`;
-  }
-
-  function describe(entry, other) {
+  function describe(entry) {
     if (!entry) return "loading";
     if (entry.problem) return "not readable";
-    const figure = `mean ${fmt(mean(entry.groups.flatMap((group) => group.total)))}`;
-    return other && !other.is_weighed_alike ? `${figure}, ${totalWord(other)}` : figure;
+    return `mean ${fmt(mean(entry.groups.flatMap((group) => group.total)))}`;
   }
 
   const Row = memo(({ row, first, samples, hasReferences, isDiff, density, active, pinned, onOpen }) => {
@@ -209,9 +194,9 @@
           <${References} row=${row} sample=${samples[0]} density=${density} onOpen=${onOpen}
             attributes=${place(active ? active.line - first : 0, 0)} />
         </td>`}
-        ${columns().map(
-          (step, at) =>
-            html`<td role="gridcell" key=${step} class=${kindOf(step)}>
+        ${gallery.run.evaluations.map(
+          ({ step }, at) =>
+            html`<td role="gridcell" key=${step}>
               ${samples.map(cell(step, at))}
             </td>`,
         )}`
@@ -265,21 +250,17 @@
     if (!hasPicture(place)) {
       return html`<span class="cell soft" ref=${cell} ...${attributes}>none</span>`;
     }
-    const group = groupAt(place);
-    const other = otherOf(step);
+    const group = row.bySteps[step];
     const { before } = referenceOf(place);
     const total = fmt(group.total[sample]);
-    const isAlike = !other || other.is_weighed_alike;
-    const change = before && isAlike ? changeOf(group.total, before.total, sample) : null;
-    const at = other ? titleOf(other) : `step ${step}`;
-    const word = other ? totalWord(other) : "total";
-    const name = `${clip(row.id)}, ${at}, sample ${sample}: ${word} ${total}`;
+    const change = before ? changeOf(group.total, before.total, sample) : null;
+    const name = `${clip(row.id)}, step ${step}, sample ${sample}: total ${total}`;
     const said = change === null ? name : `${name}, change ${signed(change)}`;
     const reading = sayReading(group, sample);
     return html`<div class=${isPinned ? "cell is-pinned" : "cell"} ref=${cell}>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${reading ? `${said}, ${reading}` : said}
-        onOpen=${() => onOpen(...opening(place))}
+        onOpen=${() => onOpen(place)}
         attributes=${{ ...attributes, "aria-haspopup": "dialog" }} />
       ${
         density !== "pictures" &&
@@ -296,5 +277,5 @@
     </div>`;
   }
 
-  gallery.progressTable = { Table, changeOf, listReferences, referenceOf };
+  gallery.progressTable = { Table, changeOf, listReferences, newestOf, referenceOf };
 })();

@@ -20,9 +20,7 @@
     <p>What the run gained on held-out prompts, and the images behind the figures. Each row of images shows one
       sample a prompt, chosen by its total alone. Find lists all images.</p>
     <p>The 95 % interval is a paired bootstrap over prompts. <a href="report.html">Before and after</a> explains what
-      each term measures.</p>
-    <p>To see another run beside this one, prompt by prompt, write the gallery with${" "}
-      <code>glm-grpo gallery RUN --beside OTHER</code> and open Progress.</p>`;
+      each term measures.</p>`;
 
   function Start() {
     const { chunks, evaluations, overview } = gallery.run;
