@@ -448,7 +448,7 @@ def _add_gallery(commands: _Commands) -> None:
         "gallery",
         "rewrite the gallery of a run from its tables",
         "glm-grpo gallery outputs/DATE/TIME --serve",
-        "glm-grpo gallery outputs/DATE/TIME --zip for-others.zip",
+        "glm-grpo gallery outputs/DATE/TIME --sheet before-after.png",
     )
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, even of a crashed run")
     command.add_argument(
@@ -458,14 +458,8 @@ def _add_gallery(commands: _Commands) -> None:
         "--port", type=_PORT, default=8600, help="port for --serve; 0: any free one (8600)"
     )
     command.add_argument(
-        "--zip",
-        type=types.output_file(".zip"),
-        metavar="FILE",
-        help="also pack gallery and images into one file to share",
-    )
-    command.add_argument(
         "--sheet",
-        type=types.output_file(".png"),
+        type=types.output_picture,
         metavar="PNG",
         help="also write one image with target, before and after",
     )
@@ -480,7 +474,6 @@ def _gallery(options: argparse.Namespace) -> None:
     for written in rewrite_gallery(
         options.run,
         sheet=options.sheet,
-        archive=options.zip,
     ):
         _print(str(written))
     if options.serve:

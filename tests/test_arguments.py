@@ -79,8 +79,8 @@ def test_the_package_is_a_command(
         (["probe", "--share", "ocr=1", "ocr=1"], "--share 'ocr=1': must be .* each term once"),
         (["probe", "--credit", "0", "2"], "--credit '2': must be a number from 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
-        (["gallery", "run", "--zip", "folder.zip"], "'folder.zip' is a folder; give the name"),
-        (["gallery", "run", "--zip", "file/x.zip"], "needs a folder, but .*/file is a file"),
+        (["gallery", "run", "--sheet", "folder.png"], "'folder.png' is a folder; give the name"),
+        (["gallery", "run", "--sheet", "file/x.png"], "needs a folder, but .*/file is a file"),
         (["gallery", "run", "--port", "65536"], "'65536' must be a whole number from 0 to 65535"),
         (["compare", "a", "b", "--output", "file"], "'file' needs a folder, but .*/file is a"),
     ],
@@ -94,7 +94,7 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "folder.zip").mkdir()
+    (tmp_path / "folder.png").mkdir()
     monkeypatch.chdir(tmp_path)
     assert re.search(told, refusal_of(words, capsys))
 
@@ -102,10 +102,6 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
 PLAN = {"memory": None, "prompt_tokens": 256, "device": DEVICES["h100"], "measured": None}
 ALONE = Parallelism(1, is_sharded=False, is_mixed=False)
 SHARDED = Parallelism(4, is_sharded=True, is_mixed=True)
-PICTURES = {
-    "sheet": Path("a.png"),
-    "archive": Path("a.zip"),
-}
 SERVED = {"announce": cli._announce}
 
 
@@ -141,9 +137,9 @@ SERVED = {"announce": cli._announce}
         ),
         ("export run new --format pipeline", "commands.export.export_run", {"kind": "pipeline"}),
         (
-            "gallery run --sheet a.png --zip a.zip",
+            "gallery run --sheet a.png",
             "commands.gallery.rewrite_gallery",
-            PICTURES,
+            {"sheet": Path("a.png")},
         ),
         ("gallery run --serve --port 0", "gallery.server.serve_gallery", {"port": 0, **SERVED}),
     ],

@@ -60,19 +60,15 @@ def memory_size(text: str) -> int:
     return round(size)
 
 
-def output_file(suffix: str) -> Callable[[str], Path]:
-    """Make a type for a writable file with this suffix."""
-
-    def parse(text: str) -> Path:
-        found = Path(text)
-        if found.suffix.lower() != suffix:
-            raise _refusal(text, f"must end in {suffix}, the format that is written")
-        if found.is_dir():
-            raise _refusal(text, "is a folder; give the name of a file in it")
-        _check_writable(text, found.absolute().parent)
-        return found
-
-    return parse
+def output_picture(text: str) -> Path:
+    """Parse the path of a PNG that can be written."""
+    found = Path(text)
+    if found.suffix.lower() != ".png":
+        raise _refusal(text, "must end in .png, the format that is written")
+    if found.is_dir():
+        raise _refusal(text, "is a folder; give the name of a file in it")
+    _check_writable(text, found.absolute().parent)
+    return found
 
 
 def output_folder(text: str) -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from glm_grpo.errors import StorageError
 from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.archive import write_archive
 from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.output import printable
 from glm_grpo.run.config import refuse_no_run
@@ -23,14 +22,12 @@ def rewrite_gallery(
     run: Path,
     *,
     sheet: Path | None,
-    archive: Path | None,
 ) -> Iterator[Path]:
-    """Write the gallery and, on request, a picture of the run and a ZIP.
+    """Write the gallery and, on request, a picture of the run.
 
     Args:
         run: Run folder.
         sheet: Path for a PNG of the run.
-        archive: Path for a ZIP of gallery and pictures.
 
     Yields:
         The path of each output after it is written.
@@ -46,9 +43,6 @@ def rewrite_gallery(
     if sheet is not None:
         write_contact_sheet(folder, sheet, columns=_SHEET_COLUMNS)
         yield sheet
-    if archive is not None:
-        write_archive(folder, archive)
-        yield archive
 
 
 def _renew(folder: RunFolder) -> Path:

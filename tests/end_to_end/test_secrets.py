@@ -99,7 +99,7 @@ def test_run_with_keys_in_the_environment_writes_and_says_none(
     assert secrets_in((ended.stdout + ended.stderr).encode()) == []
 
     folder = RunFolder(tmp_path / "run")
-    cli.main(["gallery", str(folder.path), "--zip", str(folder.path / "run.zip")])
+    cli.main(["gallery", str(folder.path), "--sheet", str(folder.path / "run.png")])
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {
         path: secrets_in(path.read_bytes()) for path in written if secrets_in(path.read_bytes())
@@ -112,7 +112,9 @@ def test_run_with_keys_in_the_environment_writes_and_says_none(
     assert secrets_in(json.dumps(read_metrics(folder)).encode()) == []
     # All kinds of files were there to be looked through.
     names = {path.name for path in written} | {path.suffix for path in written}
-    assert {"config.yaml", "metrics.jsonl", "run.js", "report.html", ".zip"} <= names, ended.stderr
+    assert {"config.yaml", "metrics.jsonl", "run.js", "report.html", "run.png"} <= names, (
+        ended.stderr
+    )
     assert "JUDGE_KEY" in folder.config_path.read_text()
 
 

@@ -52,16 +52,16 @@ def test_gallery_command_shows_a_run_that_cannot_be_written_to(
     make_read_only: Callable[[Path], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run.record_step(1)
+    run.record_evaluation(1)
     cli.main(["gallery", str(run.folder.path)])
-    before, archive = run.files("."), tmp_path / "elsewhere.zip"
+    before, sheet = run.files("."), tmp_path / "elsewhere.png"
     make_read_only(run.folder.path)
     capsys.readouterr()
-    cli.main(["gallery", str(run.folder.path), "--zip", str(archive)])
+    cli.main(["gallery", str(run.folder.path), "--sheet", str(sheet)])
     said = capsys.readouterr()
-    assert said.out == f"{run.folder.gallery_path}\n{archive}\n"
+    assert said.out == f"{run.folder.gallery_path}\n{sheet}\n"
     assert said.err.endswith("is not writable: its gallery is shown without an update\n")
-    assert archive.is_file()
+    assert sheet.is_file()
     assert run.files(".") == before
 
 
