@@ -13,7 +13,6 @@ from torch import Tensor
 
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.report.rescoring.rescore import kendall_taus, winner_changes
-from rewards.audit.shares import weights_for_shares
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardTable
 
@@ -23,7 +22,7 @@ OTHER_WEIGHTS = (0.05, 0.0, -0.7, 0.9)
 ADVANTAGE = {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0}
 MODES: tuple[Mode, ...] = ("weighted_sum", "normalize_then_sum")
 PROMPTS, IMAGES, STEPS = 5, 6, 4
-SCRIPTS = ("scoring.js", "advantages.js", "comparing.js", "shares.js")
+SCRIPTS = ("scoring.js", "advantages.js", "comparing.js")
 
 
 @pytest.fixture(scope="module")
@@ -253,37 +252,3 @@ def test_scoring_refuses_weights_that_give_no_total(
     own = to_reward(table, "weighted_sum", WEIGHTS)
     with pytest.raises(Error, match=message):
         compare(page, to_steps(groups), own, to_reward(table, "weighted_sum", weights), ADVANTAGE)
-
-
-def test_scoring_finds_weights_for_shares_as_probe_does(page: Page) -> None:
-    shares = {"lpips": 0.0, "ssim": 0.05, "ocr": 0.6, "aesthetic": 0.35}
-    # The sign of a weight stays: ocr is pushed down.
-    signed = (0.4, 0.2, -0.3, 0.1)
-    table = replace(make_table(seed=13), weights=torch.tensor(signed))
-    steps = to_steps(to_groups(table, make_penalty(13)))
-    found = call(page, "weightsForShares", steps, to_reward(table, "weighted_sum", signed), shares)
-    assert found["isReached"]
-    weights = torch.tensor(found["weights"])
-    reached = advantage_shares(replace(table, weights=weights), mode="weighted_sum")
-    assert reached.tolist() == pytest.approx(list(shares.values()), abs=1e-3)
-    assert found["reached"] == pytest.approx(reached.tolist(), abs=1e-6)
-    expected = weights_for_shares(table, "weighted_sum", shares)
-    assert weights.tolist() == pytest.approx(expected.tolist(), abs=2e-3)
-    assert weights[2] < 0
-
-
-def test_scoring_says_where_no_weights_give_the_shares(page: Page) -> None:
-    table = make_table(seed=11)
-    # The one varies in every group, the other in one: its share is a twentieth at the most.
-    table.is_applicable[:] = torch.tensor([True, True, False, False])
-    table.raw[1:, :, 1] = 0.5
-    table.raw[:, :, 0] = torch.rand(table.raw.shape[:2], generator=torch.Generator().manual_seed(0))
-    table.raw[0, :, 1] = torch.arange(float(IMAGES))
-    steps = to_steps(to_groups(table, make_penalty(11)))
-    reward = to_reward(table, "weighted_sum", WEIGHTS)
-    found = call(page, "weightsForShares", steps, reward, {"lpips": 0.5, "ssim": 0.5})
-    assert not found["isReached"]
-    assert found["reached"][1] < 0.06
-    with pytest.raises(ValueError, match="no weights were found"):
-        weights_for_shares(table, "weighted_sum", {"lpips": 0.5, "ssim": 0.5})
-    assert call(page, "findVarying", steps, reward) == [True, True, False, False]

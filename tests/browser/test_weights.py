@@ -17,7 +17,6 @@ from glm_grpo.gallery import write_gallery
 from glm_grpo.report.rescoring.rescore import override_weighing, rescore
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
-from rewards.audit.shares import SHARE_TOLERANCE
 from tests.browser.conftest import (
     DAMAGED_STEP,
     NOT_FOUND,
@@ -172,26 +171,6 @@ def test_weights_follow_the_slider_the_field_and_the_reset(
     page.wait_for_url(re.compile(r"#weights$"))
     expect(reset).to_be_disabled()
     assert read_figure(page, "winners") == [0]
-
-
-def test_weights_follow_from_the_shares_asked_for(
-    open_gallery: OpenGallery, whole_run: RunFolder
-) -> None:
-    page = open_gallery("weights", run=whole_run, allows=NOT_FOUND)
-    page.get_by_label("set shares, get weights").check()
-    slider = page.get_by_role("slider", name="ocr")
-    expect(slider).to_have_attribute("aria-valuetext", re.compile(r"^share \d+\.\d %, weight 0\."))
-    slider.fill("0.6")
-    page.wait_for_url(re.compile(r"by=shares.*s\.ocr=0\.6"))
-    expect(page.locator(".weights-results [role=alert]")).to_have_count(0)
-    overrides = read_overrides(page)
-    reached = {term.name: term.share_after for term in rescore(whole_run, overrides).terms}
-    assert reached == pytest.approx({"lpips": 0.4, "ocr": 0.6}, abs=SHARE_TOLERANCE)
-    assert_shows(page, whole_run, overrides)
-    # Back to weights: those found stay.
-    page.get_by_label("set weights").check()
-    page.wait_for_url(re.compile(r"#weights\?(?!.*s\.ocr).*w\.ocr="))
-    assert read_overrides(page) == overrides
 
 
 def test_weights_list_groups_by_what_changes_in_their_new_order(

@@ -8,11 +8,9 @@
   const { Loading, Problem, Title, fmt, percent, termColour, useLoaded } = gallery.parts;
 
   const PREFIX = "w.";
-  const SHARE_PREFIX = "s.";
   /* Largest weights that a slider reaches, to choose from. */
   const REACHES = [1, 2, 5, 10, 100];
   const SLIDER_STEPS = 100;
-  const SHARE_DIGITS = 4;
   const ANNOUNCE_DELAY_MS = 600;
   const COMBINATIONS = {
     weighted_sum: "scores times weights",
@@ -29,37 +27,9 @@
     return { ...own, combine, terms };
   }
 
-  /** The shares that the address asks for, by name of the term, of sum 1; null where it sets weights. */
-  function readShares(params, reward) {
-    if (params.by !== "shares") return null;
-    const asked = reward.terms.map(({ name }) => Math.max(Number(params[SHARE_PREFIX + name]) || 0, 0));
-    const all = asked.reduce((sum, share) => sum + share, 0);
-    if (!(all > 0 && Number.isFinite(all))) return null;
-    return Object.fromEntries(reward.terms.map(({ name }, index) => [name, asked[index] / all]));
-  }
-
-  const roundShare = (share) => Number(share.toFixed(SHARE_DIGITS));
-
-  /** One share set, the others in their old proportion; terms that cannot have one stay without. */
-  function moveShare(shares, name, share, canHave) {
-    const others = Object.keys(shares).filter((other) => other !== name && canHave[other]);
-    const left = others.reduce((sum, other) => sum + shares[other], 0);
-    const rest = (other) => (left > 0 ? (shares[other] / left) * (1 - share) : (1 - share) / others.length);
-    return { ...shares, ...Object.fromEntries(others.map((other) => [other, rest(other)])), [name]: share };
-  }
-
-  /** Shares as the address holds them. */
-  function shareParams(shares) {
-    const entries = Object.entries(shares).map(([name, share]) => [SHARE_PREFIX + name, roundShare(share)]);
-    return { by: "shares", page: null, ...Object.fromEntries(entries) };
-  }
-
   /** What differs from the run, as the address holds it; null takes a value out of it. */
   function changeParams(params, reward, own) {
-    const changed = { ...params, page: null, by: null };
-    reward.terms.forEach(({ name }) => {
-      changed[SHARE_PREFIX + name] = null;
-    });
+    const changed = { ...params, page: null };
     changed.combine = reward.combine === own.combine ? null : reward.combine;
     reward.terms.forEach((term, index) => {
       const isOwn = term.weight === own.terms[index].weight;
@@ -127,8 +97,7 @@
   const ABOUT = html`
     <p>Ranks all sampled images again with other weights: which images would have won, how much the order in each
       group changes, and how much each term counts. Nothing is sampled or trained.</p>
-    <p>A term's share is its part in the differences between the images of a group. Shares add up to 100 %. Choose
-      “set shares” to find the weights for the shares that you want.</p>
+    <p>A term's share is its part in the differences between the images of a group. Shares add up to 100 %.</p>
     <p>Below each image stand its new rank, its advantage before and now, and its new total. Equal totals share a rank.
       The best images have a frame, except in flat groups.</p>`;
 
@@ -145,12 +114,8 @@
   function Weighing({ steps, params }) {
     const own = gallery.run.reward;
     const key = JSON.stringify(params);
-    const given = useMemo(() => readReward(params, own), [key]);
-    const shares = useMemo(() => readShares(params, given), [given]);
-    const solved = useMemo(() => shares && solve(steps, given, shares), [steps, given, shares]);
-    const reward = solved?.reward ?? given;
+    const reward = useMemo(() => readReward(params, own), [key]);
     const { comparison, error } = useMemo(() => compare(steps, own, reward), [steps, reward]);
-    const setShares = (changed) => gallery.replace("weights", { ...params, ...shareParams(changed) });
     const set = (changed) => gallery.replace("weights", changeParams(params, changed, own));
     const broken = steps.filter((step) => step.problem !== undefined);
     if (broken.length === steps.length) {
@@ -165,12 +130,9 @@
       ${broken.map(({ step, problem }) => html`<${Problem} key=${step}
         where=${`Step ${step} is left out`} message=${problem} />`)}
       <div class="weights-board">
-        <${Settings} own=${own} reward=${reward} set=${set} comparison=${comparison} steps=${steps}
-          shares=${shares} setShares=${setShares} params=${params} />
+        <${Settings} own=${own} reward=${reward} set=${set} comparison=${comparison}
+          params=${params} />
         <div class="weights-results">
-          ${solved?.problem && html`<div role="alert">
-            <${Problem} where="Shares" message=${solved.problem} />
-          </div>`}
           ${error
             ? html`<div role="alert">
                 <${Problem} where="No reward with these weights" message=${error.message} />
@@ -181,44 +143,13 @@
       </div>`;
   }
 
-  /* {reward, problem}: the weights for the shares asked for, and what hinders them. */
-  function solve(steps, reward, shares) {
-    try {
-      const { weights, reached, isReached } = scoring.weightsForShares(steps, reward, shares);
-      const terms = reward.terms.map((term, index) => ({ ...term, weight: weights[index] }));
-      const given = terms.map(({ name }, index) => `${name} ${percent(reached[index])}`).join(", ");
-      const problem = isReached
-        ? null
-        : `no weights give these shares. The nearest possible shares are ${given}.`;
-      return { reward: { ...reward, terms }, problem };
-    } catch (error) {
-      if (!(error instanceof scoring.WeighingError)) throw error;
-      return { reward: null, problem: error.message };
-    }
-  }
-
-  function Settings({ own, reward, set, comparison, steps, shares, setShares, params }) {
+  function Settings({ own, reward, set, comparison, params }) {
     const sizes = [...own.terms, ...reward.terms].map((term) => term.weight);
     const largest = Math.max(...sizes.map((size) => Math.abs(size) || 0));
     const least = REACHES.find((reach) => reach >= largest) ?? Math.ceil(largest);
     const reach = Math.max(REACHES.includes(Number(params.reach)) ? Number(params.reach) : 0, least);
     const limits = { low: sizes.some((size) => size < 0) ? -reach : 0, high: reach };
-    const varying = useMemo(() => scoring.findVarying(steps, own), [steps]);
-    const canHave = Object.fromEntries(own.terms.map(({ name }, index) => [name, varying[index]]));
-    function chooseCombination(combine) {
-      /* The shares asked for stay. */
-      if (shares === null) set({ ...reward, combine });
-      else gallery.replace("weights", { ...params, page: null, combine: combine === own.combine ? null : combine });
-    }
-    function askForShares() {
-      /* From what each term has now; one that pulls against the total gets none. */
-      const measured = comparison?.terms.map(({ shareAfter }) => Math.max(shareAfter, 0)) ?? [];
-      const sum = measured.reduce((total, share) => total + share, 0);
-      const even = (index) => (varying[index] ? 1 : 0) / Math.max(varying.filter(Boolean).length, 1);
-      setShares(Object.fromEntries(own.terms.map(({ name }, index) => [name, sum > 0 ? measured[index] / sum : even(index)])));
-    }
     const isOwn =
-      shares === null &&
       own.combine === reward.combine &&
       own.terms.every((term, index) => term.weight === reward.terms[index].weight);
     function setWeight(name, weight) {
@@ -230,52 +161,25 @@
         <legend>Combination</legend>
         ${Object.entries(COMBINATIONS).map(([combine, meaning]) => html`<label key=${combine} class="weights-choice">
           <input type="radio" name="combine" value=${combine} checked=${reward.combine === combine}
-            onChange=${() => chooseCombination(combine)} />
+            onChange=${() => set({ ...reward, combine })} />
           <span><code>${combine}</code> <span class="soft">${meaning}</span></span>
         </label>`)}
       </fieldset>
       <fieldset class="weights-sliders">
         <legend>Weights and shares</legend>
-        <div class="weights-ways">
-          <label><input type="radio" name="by" checked=${shares === null} onChange=${() => set(reward)} /> set weights</label>
-          <label><input type="radio" name="by" checked=${shares !== null}
-            onChange=${askForShares} /> set shares, get weights</label>
-          ${shares === null && html`<label>up to <select value=${String(reach)}
-              onChange=${(event) => gallery.replace("weights", { ...params, reach: event.currentTarget.value })}>
-            ${[...new Set([...REACHES.filter((each) => each >= least), reach])].map((each) => html`<option key=${each}
-              value=${String(each)}>${each}</option>`)}
-          </select></label>`}
-        </div>
+        <label class="weights-reach">Sliders up to <select value=${String(reach)}
+            onChange=${(event) => gallery.replace("weights", { ...params, reach: event.currentTarget.value })}>
+          ${[...new Set([...REACHES.filter((each) => each >= least), reach])].map((each) => html`<option key=${each}
+            value=${String(each)}>${each}</option>`)}
+        </select></label>
         <ul class="weights-terms">
-          ${reward.terms.map((term, index) => html`<${TermRow} key=${term.name} term=${term}
+          ${reward.terms.map((term, index) => html`<${WeightRow} key=${term.name} term=${term}
             own=${own.terms[index]} limits=${limits} shares=${comparison && comparison.terms[index]}
-            onChange=${(weight) => setWeight(term.name, weight)}
-            asked=${shares && shares[term.name]} canHave=${canHave[term.name]}
-            onShare=${(share) => setShares(moveShare(shares, term.name, share, canHave))} />`)}
+            onChange=${(weight) => setWeight(term.name, weight)} />`)}
         </ul>
       </fieldset>
       <button type="button" disabled=${isOwn} onClick=${() => set(own)}>Reset to the run's own weights</button>
     </form>`;
-  }
-
-  function TermRow(props) {
-    return props.asked === null ? html`<${WeightRow} ...${props} />` : html`<${ShareRow} ...${props} />`;
-  }
-
-  function ShareRow({ term, asked, canHave, shares, onShare }) {
-    const id = useId();
-    const note = canHave ? `weight ${term.weight}` : "never differs inside a group";
-    return html`<li class="weights-term">
-      <label for=${id}>
-        <span class="swatch" style=${{ background: termColour(term.name) }}></span>${term.name}
-      </label>
-      <input type="range" id=${id} min="0" max="1" step="0.01" disabled=${!canHave}
-        value=${asked} aria-valuetext=${`share ${percent(asked)}, ${note}`}
-        onInput=${(event) => onShare(Number(event.currentTarget.value))} />
-      <output for=${id}>${percent(asked)}</output>
-      <span class="weights-own soft">${note}</span>
-      ${shares && html`<${ShareBars} shares=${shares} />`}
-    </li>`;
   }
 
   function WeightRow({ term, own, limits, shares, onChange }) {
