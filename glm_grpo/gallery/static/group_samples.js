@@ -10,9 +10,6 @@
   const { listReferences } = gallery.progressTable;
   const { useEffect, useRef } = preactHooks;
 
-  /* The parts come from the weights of config.yaml, or where those move from those of the step; a
-     total further away than this, for parts of a size up to 1, was weighted with others. */
-  const PART_TOLERANCE = 1e-4;
   const OTHER_WEIGHTS =
     "the parts use the weights in config.yaml, but these totals were computed with other weights, so " +
     "the parts do not add up to them.";
@@ -27,23 +24,13 @@
     const order = gallery.scoring.orderByRank(ranks);
     try {
       const weighed = gallery.scoring.contributions(group, gallery.run.reward);
-      const problem = addUp(weighed, total) ? null : OTHER_WEIGHTS;
+      const problem = gallery.scoring.areTotals(weighed, total) ? null : OTHER_WEIGHTS;
       return { group, order, ranks, parts: weighed, extent: parts.stackExtent(weighed), problem };
     } catch (error) {
       if (!(error instanceof gallery.scoring.WeighingError)) throw error;
       const extent = { low: 0, high: 0 };
       return { group, order, ranks, parts: {}, extent, problem: error.message };
     }
-  }
-
-  /* Whether the parts of every sample give its total. */
-  function addUp(weighed, total) {
-    const columns = Object.values(weighed).filter(Boolean);
-    return total.every((own, sample) => {
-      const ownParts = columns.map((column) => column[sample]);
-      const scale = Math.max(1, ...ownParts.map(Math.abs));
-      return Math.abs(parts.sum(ownParts) - own) <= PART_TOLERANCE * scale;
-    });
   }
 
   /**

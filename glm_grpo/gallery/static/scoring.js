@@ -1,294 +1,176 @@
-/* Raw scores and weights -> totals and shares, as training computes them.
+/* Raw scores and weights -> totals, advantages, order and shares, by the formulas of training.
 
-   Pure functions, no DOM. They follow rewards/reweigh.py, and round to float32 wherever that does,
-   so that a group that is flat there is flat here.
-
-   Axes: groups of G images, one a step and prompt; R terms in the order of `reward.terms`. */
+   Pure functions, no DOM, in double precision: a page shows three digits. `group` is one of
+   loadSteps(), with G images; `reward` is as run.reward. */
 (function () {
   "use strict";
 
-  const round32 = Math.fround;
+  const { mean, sum } = window.glmGallery.parts;
 
-  /* Eight units of float32 rounding, 8 * 2^-23: see rewards.reweigh.FLAT_TOLERANCE. */
+  /* Of the largest |value| of a group: values that differ by no more are equal; see rewards.reweigh. */
   const FLAT_TOLERANCE = 2 ** -20;
-  /* Lanes in which torch adds up the numbers of a row: the order decides the last bit. */
-  const LANES = 4;
+  /* Of the largest part, or of 1: a stored total further away was weighted in another way. */
+  const STORED_TOLERANCE = 1e-5;
 
   /** Weights that give no total; the message says value, rule and remedy. */
-  /* Bounds of rewards.options. */
-  const LEAST_WEIGHT = 1e-30;
-  const LARGEST_WEIGHT = 1e12;
-
   class WeighingError extends Error {}
 
-  const tables = new WeakMap();
+  const toleranceOf = (values) => FLAT_TOLERANCE * Math.max(...values.map(Math.abs));
+  const isFlat = (values) => Math.max(...values) - Math.min(...values) <= toleranceOf(values);
+  const dot = (one, other) => sum(one.map((value, index) => value * other[index]));
+  const std = (centred) => Math.sqrt(dot(centred, centred) / (centred.length - 1));
 
-  /** The scores of many steps side by side. `steps` as of loadSteps(); those with a problem are left
-     out. Kept as long as `steps` is: moving a weight reads no object again. */
-  function tabulate(steps, terms) {
-    const known = tables.get(steps);
-    if (known !== undefined) {
-      return known;
+  /* Less their mean; 0 where they are all equal. */
+  function centre(values) {
+    const middle = mean(values);
+    return isFlat(values) ? values.map(() => 0) : values.map((value) => value - middle);
+  }
+
+  function standardise(scores, floor) {
+    const centred = centre(scores);
+    const divisor = Math.max(std(centred), floor);
+    return centred.map((score) => score / divisor);
+  }
+
+  /** Name of each term -> what it adds to the G totals of a group; null where it does not apply. See
+     rewards.reweigh.contributions. */
+  function contributions({ prompt_id: id, raw }, { combine, terms }) {
+    const wrong = terms.find(({ weight }) => !Number.isFinite(weight));
+    if (wrong) {
+      const rule = "must be a finite number; 0 leaves the term out";
+      throw new WeighingError(`reward.terms.${wrong.name}.weight = ${wrong.weight}: ${rule}`);
     }
-    const whole = steps.filter((step) => step.groups !== undefined);
-    const groups = whole.flatMap((step) => step.groups);
-    const table = {
-      groups,
-      steps: whole.flatMap((step) => step.groups.map(() => step.step)),
-      /* First group of each step and first image of each group, each with the end as last entry. */
-      stepStarts: starts(whole.map((step) => step.groups.length)),
-      imageStarts: starts(groups.map((group) => group.images.length)),
-      isApplicable: Uint8Array.from(
-        groups.flatMap((group) => terms.map((term) => group.raw[term.name] != null)),
-      ),
-      standardised: new Map(),
+    const applying = terms.filter(({ name }) => raw[name] != null);
+    const sizeOf = (some) => sum(some.map(({ weight }) => Math.abs(weight)));
+    if (sizeOf(applying) === 0) {
+      const names = applying.map(({ name }) => name);
+      throw new WeighingError(
+        `prompt ${id} has no total: of the terms that apply to it (${names.join(", ")}) none has a weight ` +
+          `other than 0; set one, such as reward.terms.${names[0]}.weight=0.1`,
+      );
+    }
+    /* The weight of terms that do not apply goes to the others. */
+    const scale = sizeOf(terms) / sizeOf(applying);
+    const weigh = ({ name, weight, std_floor: floor }) => {
+      const scores = combine === "normalize_then_sum" ? standardise(raw[name], floor) : raw[name];
+      return scores.map((score) => weight * scale * score);
     };
-    const images = table.imageStarts[groups.length];
-    table.raw = new Float32Array(images * terms.length);
-    table.penalty = new Float32Array(images);
-    groups.forEach((group, row) => fillGroup(table, terms, group, table.imageStarts[row]));
-    tables.set(steps, table);
-    return table;
+    return Object.fromEntries(terms.map((term) => [term.name, applying.includes(term) ? weigh(term) : null]));
   }
 
-  function fillGroup(table, terms, group, start) {
-    /* Evaluations have no penalty. */
-    table.penalty.set(group.penalty ?? [], start);
-    terms.forEach((term, column) => {
-      const scores = group.raw[term.name] ?? [];
-      scores.forEach((score, image) => {
-        table.raw[(start + image) * terms.length + column] = score;
+  /* The totals that parts add up to. */
+  function addUp(parts) {
+    const columns = Object.values(parts).filter(Boolean);
+    return columns[0].map((_, image) => sum(columns.map((column) => column[image])));
+  }
+
+  /** Whether parts, as of contributions, add up to the stored totals of their group. */
+  function areTotals(parts, stored) {
+    const largest = Math.max(1, ...Object.values(parts).flat().map(Math.abs));
+    return addUp(parts).every((total, image) => Math.abs(total - stored[image]) <= STORED_TOLERANCE * largest);
+  }
+
+  /* Advantages of the groups of a step from totals less penalties; see glm_grpo.grpo.advantages. */
+  function advantages(returns, { normalization, std_floor: floor, clip }) {
+    const centred = returns.map(centre);
+    const stdOf = { group_std: std, batch_std: () => std(centred.flat()), mean_only: () => 0 }[normalization];
+    return centred.map((values) => {
+      const divisor = stdOf(values) === 0 ? 1 : Math.max(stdOf(values), floor);
+      const largest = Math.max(...values.map(Math.abs)) / divisor;
+      /* The group is scaled as a whole, so that its sum stays zero. */
+      const scale = clip === null ? 1 : clip / Math.max(largest, clip);
+      return values.map((value) => (value / divisor) * scale);
+    });
+  }
+
+  /* 1, -1 or 0 for every pair of a group: which total is higher, or neither. */
+  function pairOrders(totals) {
+    const limit = toleranceOf(totals);
+    const order = (gap) => (Math.abs(gap) <= limit ? 0 : Math.sign(gap));
+    return totals.flatMap((one, index) => totals.slice(index + 1).map((other) => order(one - other)));
+  }
+
+  /** The rank of each image of a group from 1, the best: that of the highest total that its own equals. */
+  function ranks(totals) {
+    const limit = toleranceOf(totals);
+    const falling = [...totals.keys()].sort((one, other) => totals[other] - totals[one]);
+    const found = [];
+    let highest = 0;
+    falling.forEach((image, place) => {
+      if (totals[image] < totals[falling[highest]] - limit) highest = place;
+      found[image] = highest + 1;
+    });
+    return found;
+  }
+
+  /** The images of a group from the first rank to the last; those that share one as they were sampled. */
+  const orderByRank = (found) => [...found.keys()].sort((one, other) => found[one] - found[other]);
+
+  /** Which images of a group are its best: all of them in a flat group. */
+  function best(totals) {
+    const limit = Math.max(...totals) - toleranceOf(totals);
+    return totals.map((total) => total >= limit);
+  }
+
+  /** Every group of the readable steps under a reward; `advantages` are null where `settings`, as
+     run.advantage, are. Shares are parts of the variance, see rewards.reweigh.advantage_shares. Throws
+     WeighingError. */
+  function score(steps, reward, settings) {
+    return steps.flatMap(({ step, groups = [] }) => {
+      const scored = groups.map((group) => {
+        const parts = contributions(group, reward);
+        const totals = addUp(parts);
+        const centred = centre(totals);
+        const variance = dot(centred, centred);
+        const shares = Object.values(parts).map((part) => (part ? dot(part, centred) / variance : 0));
+        const order = { isFlat: variance === 0, best: best(totals), orders: pairOrders(totals) };
+        return { step, group, parts, totals, shares, ...order };
       });
+      const returns = scored.map(({ group, totals }) => totals.map((total, image) => total - group.penalty[image]));
+      const found = settings && advantages(returns, settings);
+      return scored.map((each, row) => ({ ...each, advantages: found && found[row] }));
     });
   }
 
-  function starts(sizes) {
-    const ends = new Int32Array(sizes.length + 1);
-    sizes.forEach((size, index) => {
-      ends[index + 1] = ends[index] + size;
-    });
-    return ends;
+  function meanShare(scored, term) {
+    const varied = scored.filter((each) => !each.isFlat);
+    return varied.length ? mean(varied.map(({ shares }) => shares[term])) : 0;
   }
 
-  /** Scores centred and scaled inside each group; 0 in a group whose scores are all equal. */
-  function standardise(table, terms) {
-    const floors = terms.map((term) => round32(term.std_floor));
-    const key = floors.join();
-    if (!table.standardised.has(key)) {
-      const scores = new Float32Array(table.raw.length);
-      for (let row = 0; row < table.groups.length; row += 1) {
-        floors.forEach((floor, column) => standardiseColumn(table, scores, row, column, floor));
-      }
-      table.standardised.set(key, scores);
-    }
-    return table.standardised.get(key);
+  /* Of one group under two rewards. Kendall's tau-b, null where it is flat before or after. */
+  function compareGroup(before, after) {
+    const untied = dot(before.orders, before.orders) * dot(after.orders, after.orders);
+    const changes = (after.advantages ?? []).map((value, image) => Math.abs(value - before.advantages[image]));
+    return {
+      step: after.step,
+      group: after.group,
+      before,
+      after,
+      /* None of the best images is among the best any more. */
+      isWinnerChanged: !before.best.some((isBest, image) => isBest && after.best[image]),
+      tau: untied === 0 ? null : dot(before.orders, after.orders) / Math.sqrt(untied),
+      largestChange: Math.max(0, ...changes),
+    };
   }
 
-  function standardiseColumn(table, scores, row, column, floor) {
-    const [first, last] = [table.imageStarts[row], table.imageStarts[row + 1]];
-    const width = table.raw.length / table.penalty.length;
-    const values = [];
-    for (let image = first; image < last; image += 1) {
-      values.push(table.raw[image * width + column]);
-    }
-    if (values.length < 2) {
-      throw new WeighingError(
-        `group size ${values.length}: normalize_then_sum compares the images of one prompt; ` +
-          "sample at least 2 per prompt, or use weighted_sum",
-      );
-    }
-    if (isFlat(values, 0, values.length)) {
-      return;
-    }
-    const centre = mean(values);
-    const squares = values.reduce((sum, value) => sum + (value - centre) ** 2, 0);
-    const std = Math.max(Math.sqrt(squares / (values.length - 1)), floor);
-    values.forEach((value, image) => {
-      scores[(first + image) * width + column] = (value - centre) / std;
-    });
+  /** What `score` gives for two rewards, side by side; see glm_grpo.report.rescoring.rescore. */
+  function compare(before, after) {
+    const perGroup = before.map((each, row) => compareGroup(each, after[row]));
+    const taus = perGroup.map(({ tau }) => tau).filter((tau) => tau !== null);
+    const names = Object.keys(before[0]?.parts ?? {});
+    return {
+      perGroup,
+      steps: new Set(before.map(({ step }) => step)).size,
+      images: sum(before.map(({ totals }) => totals.length)),
+      changedWinners: perGroup.filter((each) => each.isWinnerChanged).length,
+      rankCorrelation: taus.length ? mean(taus) : null,
+      rankedGroups: taus.length,
+      flatBefore: before.filter((each) => each.isFlat).length,
+      flatAfter: after.filter((each) => each.isFlat).length,
+      differingGroups: before.filter(({ parts, group }) => !areTotals(parts, group.total)).length,
+      terms: names.map((name, term) => ({ name, shareBefore: meanShare(before, term), shareAfter: meanShare(after, term) })),
+    };
   }
 
-  /** What each term adds to each image's total, image by image; see rewards.reweigh.contributions. */
-  function weigh(table, reward) {
-    const { terms } = reward;
-    const weights = Float32Array.from(terms.map((term) => term.weight));
-    checkWeights(reward, weights);
-    const scores = reward.combine === "normalize_then_sum" ? standardise(table, terms) : table.raw;
-    const parts = new Float32Array(scores.length);
-    const sizes = weights.map(Math.abs);
-    const all = sumRow(sizes, 0, sizes.length);
-    const applicable = new Float32Array(terms.length);
-    for (let row = 0; row < table.groups.length; row += 1) {
-      const start = row * terms.length;
-      for (let column = 0; column < terms.length; column += 1) {
-        applicable[column] = sizes[column] * table.isApplicable[start + column];
-      }
-      const present = sumRow(applicable, 0, terms.length);
-      if (present === 0) {
-        throw new WeighingError(describeMissingTotal(table, terms, row));
-      }
-      /* Exactly 1 where every term applies. */
-      const scale = round32(all / present);
-      const end = table.imageStarts[row + 1] * terms.length;
-      for (let place = table.imageStarts[row] * terms.length; place < end; place += 1) {
-        const column = place % terms.length;
-        if (table.isApplicable[start + column]) {
-          parts[place] = round32(weights[column] * scores[place]) * scale;
-        }
-      }
-    }
-    return parts;
-  }
-
-  function checkWeights({ terms }, weights) {
-    if (terms.length === 0) {
-      throw new WeighingError("reward.terms = {}: no term is used, so there is no reward");
-    }
-    terms.forEach((term) => {
-      if (typeof term.weight !== "number" || !Number.isFinite(term.weight)) {
-        throw new WeighingError(
-          `reward.terms.${term.name}.weight = ${term.weight}: must be a finite number; ` +
-            "0 leaves the term out",
-        );
-      }
-      const size = Math.abs(term.weight);
-      if (size > 0 && (size < LEAST_WEIGHT || size > LARGEST_WEIGHT)) {
-        throw new WeighingError(
-          `reward.terms.${term.name}.weight = ${term.weight}: must be 0, or 1e-30 to 1e+12 in ` +
-            "size: float32 holds no other; set it to a number in this range",
-        );
-      }
-    });
-    if (weights.every((weight) => weight === 0)) {
-      const names = terms.map((term) => term.name);
-      throw new WeighingError(
-        `the weights of all terms (${names.join(", ")}) are 0, so every reward is 0; ` +
-          `set one of them, say reward.terms.${names[0]}.weight=1`,
-      );
-    }
-  }
-
-  function describeMissingTotal(table, terms, row) {
-    const names = terms
-      .filter((_, column) => table.isApplicable[row * terms.length + column])
-      .map((term) => term.name);
-    return (
-      `prompt ${table.groups[row].prompt_id} has no total: of the terms that apply to it ` +
-      `(${names.join(", ")}) none has a weight other than 0; set one, such as ` +
-      `reward.terms.${names[0] ?? terms[0].name}.weight=0.1`
-    );
-  }
-
-  /** Rounds after every addition. In the order of torch for fewer than 8 numbers; for more of them
-     the last bits may differ, which the tolerance of flat and tied covers. */
-  function sumRow(values, start, width) {
-    const lanes = new Float32Array(LANES);
-    const whole = width - (width % LANES);
-    for (let index = 0; index < width; index += 1) {
-      lanes[index < whole ? index % LANES : 0] += values[start + index];
-    }
-    return lanes.reduce((sum, lane) => round32(sum + lane));
-  }
-
-  function addUp(parts, width, terms) {
-    const totals = new Float32Array(parts.length / width);
-    for (let image = 0; image < totals.length; image += 1) {
-      totals[image] = sumRow(parts, image * width, width);
-    }
-    if (!totals.every(Number.isFinite)) {
-      const weights = terms.map((term) => `${term.name}: ${term.weight}`).join(", ");
-      throw new WeighingError(
-        `reward.terms have weights {${weights}}: with them a total is not a finite float32 ` +
-          "number; use smaller ones",
-      );
-    }
-    return totals;
-  }
-
-  /** Whether values[first..last) are equal to within FLAT_TOLERANCE of the largest. */
-  function isFlat(values, first, last) {
-    let [low, high] = [Infinity, -Infinity];
-    for (let index = first; index < last; index += 1) {
-      low = Math.min(low, values[index]);
-      high = Math.max(high, values[index]);
-    }
-    return round32(high - low) <= FLAT_TOLERANCE * Math.max(Math.abs(low), Math.abs(high));
-  }
-
-  /** Each term's part of the variance inside groups; see rewards.reweigh.advantage_shares. */
-  function findShares(table, parts, width) {
-    const sums = new Float64Array(width);
-    let varied = 0;
-    for (let row = 0; row < table.groups.length; row += 1) {
-      const [first, last] = [table.imageStarts[row], table.imageStarts[row + 1]];
-      const totals = new Float64Array(last - first);
-      for (let place = first * width; place < last * width; place += 1) {
-        totals[Math.floor(place / width) - first] += parts[place];
-      }
-      if (!isFlat(Float32Array.from(totals), 0, totals.length)) {
-        varied += 1;
-        addShares(sums, parts.subarray(first * width, last * width), totals, width);
-      }
-    }
-    return Array.from(sums, (sum) => (varied === 0 ? 0 : round32(sum / varied)));
-  }
-
-  function addShares(sums, parts, totals, width) {
-    const centre = mean(totals);
-    const variance = totals.reduce((sum, total) => sum + (total - centre) ** 2, 0);
-    for (let place = 0; place < parts.length; place += 1) {
-      const total = totals[Math.floor(place / width)];
-      /* The mean of the part drops out: centred totals add up to 0. */
-      sums[place % width] += (parts[place] * (total - centre)) / variance;
-    }
-  }
-
-  function mean(values) {
-    return values.reduce((sum, value) => sum + value, 0) / values.length;
-  }
-
-  function oneGroup(group, reward) {
-    return tabulate([{ step: 0, groups: [group] }], reward.terms);
-  }
-
-  /** Name of each term -> what it adds to the G totals of a group; null where it does not apply. */
-  function contributions(group, reward) {
-    const table = oneGroup(group, reward);
-    const parts = weigh(table, reward);
-    const width = reward.terms.length;
-    return Object.fromEntries(
-      reward.terms.map(({ name }, column) => [
-        name,
-        table.isApplicable[column] ? group.images.map((_, g) => parts[g * width + column]) : null,
-      ]),
-    );
-  }
-
-  /** The G totals of a group. */
-  function totals(group, reward) {
-    const parts = weigh(oneGroup(group, reward), reward);
-    return Array.from(addUp(parts, reward.terms.length, reward.terms));
-  }
-
-  /** Name of each term -> its share of what tells the images of a group apart; they add up to 1. */
-  function shares(group, reward) {
-    const table = oneGroup(group, reward);
-    const found = findShares(table, weigh(table, reward), reward.terms.length);
-    return Object.fromEntries(reward.terms.map(({ name }, column) => [name, found[column]]));
-  }
-
-  window.glmGallery.scoring = {
-    FLAT_TOLERANCE,
-    WeighingError,
-    addUp,
-    contributions,
-    findShares,
-    isFlat,
-    mean,
-    shares,
-    starts,
-    tabulate,
-    totals,
-    weigh,
-  };
+  window.glmGallery.scoring = { WeighingError, areTotals, best, compare, contributions, orderByRank, ranks, score };
 })();

@@ -85,12 +85,13 @@
     return ["glm-grpo rescore RUN", ...changes].join(" ");
   }
 
-  function compare(steps, own, reward) {
+  /* {scored} as scoring.score gives it, or {error} where the weights give no total. */
+  function score(steps, reward) {
     try {
-      return { comparison: scoring.compare(steps, own, reward, gallery.run.advantage), error: null };
+      return { scored: scoring.score(steps, reward, gallery.run.advantage) };
     } catch (error) {
       if (!(error instanceof scoring.WeighingError)) throw error;
-      return { comparison: null, error };
+      return { error };
     }
   }
 
@@ -115,7 +116,10 @@
     const own = gallery.run.reward;
     const key = JSON.stringify(params);
     const reward = useMemo(() => readReward(params, own), [key]);
-    const { comparison, error } = useMemo(() => compare(steps, own, reward), [steps, reward]);
+    const before = useMemo(() => score(steps, own), [steps, own]);
+    const after = useMemo(() => score(steps, reward), [steps, reward]);
+    const error = before.error ?? after.error;
+    const comparison = useMemo(() => (error ? null : scoring.compare(before.scored, after.scored)), [before, after]);
     const set = (changed) => gallery.replace("weights", changeParams(params, changed, own));
     const broken = steps.filter((step) => step.problem !== undefined);
     if (broken.length === steps.length) {
@@ -242,7 +246,8 @@
   }
 
   function Summary({ comparison }) {
-    const { groups, changedWinners, rankCorrelation, rankedGroups, flatBefore, flatAfter } = comparison;
+    const { perGroup, changedWinners, rankCorrelation, rankedGroups, flatBefore, flatAfter } = comparison;
+    const groups = perGroup.length;
     const said = useSettled(
       `${changedWinners} of ${groups} groups change their winner. ` +
         `Mean of Kendall's tau ${fmt(rankCorrelation)}. Flat groups ${flatBefore} before, ${flatAfter} after.`,

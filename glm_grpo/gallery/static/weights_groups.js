@@ -25,7 +25,7 @@
     /* Groups whose order stays, flat ones too, have nothing to show. */
     winner: (group) => Number(!isTrivial(group)) + Number(group.isWinnerChanged),
     advantage: (group) => group.largestChange,
-    order: (group) => -(group.rankCorrelation ?? 1),
+    order: (group) => -(group.tau ?? 1),
     step: (group) => -group.step,
   };
 
@@ -100,7 +100,7 @@
     </nav>`;
   }
 
-  const isTrivial = ({ rankCorrelation }) => rankCorrelation === null || rankCorrelation === 1;
+  const isTrivial = ({ tau }) => tau === null || tau === 1;
 
   /** The samples of the first rank, in words. */
   function nameBest(ranks) {
@@ -109,16 +109,16 @@
   }
 
   /* The samples of a group in their new order, for the large view. */
-  function samplesOf({ step, group, totalsAfter }) {
-    const order = gallery.scoring.orderByRank(gallery.scoring.ranks(totalsAfter));
+  function samplesOf({ step, group, after }) {
+    const order = gallery.scoring.orderByRank(gallery.scoring.ranks(after.totals));
     return order.map((sample) => ({ kind: "training", step, group, sample }));
   }
 
   function Group({ compared, onOpen }) {
-    const { step, group, isFlatAfter, isWinnerChanged, rankCorrelation } = compared;
+    const { step, group, before, after, isWinnerChanged, tau } = compared;
     const ranks = {
-      before: gallery.scoring.ranks(compared.totalsBefore),
-      after: gallery.scoring.ranks(compared.totalsAfter),
+      before: gallery.scoring.ranks(before.totals),
+      after: gallery.scoring.ranks(after.totals),
     };
     const href = gallery.link("groups", { step, prompt: group.prompt_id });
     return html`<li class="weights-group ${isWinnerChanged ? "is-changed" : ""}">
@@ -127,8 +127,8 @@
         ${isWinnerChanged && html`<strong>
           winner changes: ${nameBest(ranks.before)} to ${nameBest(ranks.after)}
         </strong>`}
-        ${isFlatAfter && html`<span>flat</span>`}
-        <span class="soft">tau ${rankCorrelation === null ? "none (flat)" : fmt(rankCorrelation)}</span>
+        ${after.isFlat && html`<span>flat</span>`}
+        <span class="soft">tau ${tau === null ? "none (flat)" : fmt(tau)}</span>
       </p>
       <p><${PromptText} text=${group.prompt} /></p>
       ${isWinnerChanged && html`<div class="weights-pair">
@@ -155,19 +155,19 @@
   }
 
   function Sample({ compared, sample, rank, rankBefore, onOpen }) {
-    const { step, group, totalsAfter, advantagesBefore, advantagesAfter } = compared;
+    const { step, group, before, after } = compared;
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
-    const isBest = rank === 1 && !compared.isFlatAfter;
+    const isBest = rank === 1 && !after.isFlat;
     return html`<li class=${isBest ? "is-best" : ""}>
       <${Picture} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
         attributes=${{ "aria-haspopup": "dialog" }} />
       <${AskedRead} group=${group} sample=${sample} isShort />
       <span class="weights-rank">${rank}${moved}</span>
-      ${advantagesAfter && html`<span>
-        ${signed(advantagesBefore[sample], 2)} to ${signed(advantagesAfter[sample], 2)}
+      ${after.advantages && html`<span>
+        ${signed(before.advantages[sample], 2)} to ${signed(after.advantages[sample], 2)}
       </span>`}
-      <span class="soft">total ${fmt(totalsAfter[sample])}</span>
+      <span class="soft">total ${fmt(after.totals[sample])}</span>
     </li>`;
   }
 
