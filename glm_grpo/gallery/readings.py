@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rapidfuzz.distance import Levenshtein
 
+from rewards.terms.letters import split_letters
 from rewards.terms.text_matching import fold_text, split_page, take_words
 
 Mark = tuple[str, bool]
@@ -69,7 +69,7 @@ def _align(read: str, wanted: Sequence[str], *, is_case_sensitive: bool) -> tupl
 def _marks(read: str, is_right: Sequence[bool], *, is_case_sensitive: bool) -> tuple[Mark, ...]:
     marks: list[Mark] = []
     blank, place = "", 0
-    for cluster in _clusters(read):
+    for cluster in split_letters(read):
         letters = len(fold_text(cluster, is_case_sensitive=is_case_sensitive))
         if letters == 0 and not marks:
             blank += cluster
@@ -83,21 +83,3 @@ def _marks(read: str, is_right: Sequence[bool], *, is_case_sensitive: bool) -> t
         ("".join(piece for piece, _ in pieces), judgement)
         for judgement, pieces in itertools.groupby(marks, key=lambda mark: mark[1])
     )
-
-
-def _clusters(text: str) -> list[str]:
-    """Split where the compatibility forms of the parts, joined, give that of the whole."""
-    clusters: list[str] = []
-    for character in text:
-        if clusters and _is_joined(clusters[-1], character):
-            clusters[-1] += character
-        else:
-            clusters.append(character)
-    return clusters
-
-
-def _is_joined(before: str, character: str) -> bool:
-    """Whether a character, a mark or half a syllable, changes or belongs to those before it."""
-    apart = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", character)
-    is_mark = unicodedata.combining(character) != 0
-    return is_mark or unicodedata.normalize("NFKC", before + character) != apart
