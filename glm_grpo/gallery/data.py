@@ -404,14 +404,15 @@ def steps_data(records: Records, key: str) -> dict[str, Any]:
 
 
 def credit_data(records: Records, step: int) -> dict[str, Any] | None:
-    """What places and letters of the pictures of a step earned; None with credit by image.
+    """What places and pieces of the pictures of a step earned; None with credit by image.
 
     Groups go by their first picture. The credit of places is whole numbers of a `unit` that leaves
     the largest of the group three digits: a large picture has 1,024 of them.
 
     Returns:
         `{picture: {"unit": reward per 1, "places": [image][row][column], "pieces": {term:
-        [image][letter] of text, is it right, left, top, right, bottom}}}`, edges in pixels.
+        [image][piece] of text, does it raise the score, left, top, right, bottom}}}`, edges in
+        pixels.
     """
     try:
         table = read_table(records.folder.rollout_path(step), CREDIT_COLUMNS)
@@ -430,7 +431,7 @@ def credit_data(records: Records, step: int) -> dict[str, Any] | None:
             "unit": float(f"1e{-digits}"),
             "places": np.rint(credit * 10.0**digits).astype(int).tolist(),
             "pieces": {
-                name.removeprefix(PIECES): [list(map(_letter, found)) for found in column[rows]]
+                name.removeprefix(PIECES): [list(map(_piece, found)) for found in column[rows]]
                 for name, column in columns.items()
                 if name.startswith(PIECES) and column[rows.start] is not None
             },
@@ -438,7 +439,7 @@ def credit_data(records: Records, step: int) -> dict[str, Any] | None:
     return data
 
 
-def _letter(piece: Mapping[str, Any]) -> list[Any]:
+def _piece(piece: Mapping[str, Any]) -> list[Any]:
     edges = (round(piece[edge], 1) for edge in ("left", "top", "right", "bottom"))
     return [piece["text"], piece["value"] > 0, *edges]
 

@@ -178,7 +178,7 @@ def test_groups_remember_sizes_and_go_from_step_to_step_and_prompt_to_prompt(
 
 
 def credit_run(run: RunFolder, path: Path) -> RunFolder:
-    """A copy in which step 1 has credit on two by two places, and letters, of `plain`."""
+    """A copy in which step 1 has credit on two by two places, and pieces, of `plain`."""
     run = copy_run(run, path)
     rollout = run.rollout_path(1)
     table = read_table(rollout)
@@ -186,8 +186,8 @@ def credit_run(run: RunFolder, path: Path) -> RunFolder:
     places = [[[0.25, 0], [0, -0.125]], [[-0.5, 0], [0, 0.125]], [[0.25, 0], [0, 0]]]
     credit = places + [[[0.0, 0.0], [0.0, 0.0]]] * 9
     edges = {"left": 16.0, "top": 32.0, "right": 32.0, "bottom": 48.0}
-    letters = [{"text": "C", "value": 0.25, **edges}, {"text": "<b>", "value": 0.0, **edges}]
-    pieces = [letters, [], [], *[[]] * 9]
+    found = [{"text": "C", "value": 0.25, **edges}, {"text": "<b>", "value": 0.0, **edges}]
+    pieces = [found, [], [], *[[]] * 9]
     halves = [[[np.float16(value) for value in row] for row in image] for image in credit]
     table = table.append_column(
         CREDIT, pyarrow.array(halves, pyarrow.list_(pyarrow.list_(pyarrow.float16())))
@@ -208,7 +208,7 @@ def test_groups_lay_over_samples_what_their_places_earned(
     page.keyboard.press("c")
     expect(button).to_have_attribute("aria-pressed", "true")
     expect(page).to_have_url(re.compile("credit=1"))
-    expect(page.locator(".credit-legend")).to_contain_text("letters that OCR read, dashed")
+    expect(page.locator(".credit-legend")).to_contain_text("what terms found")
     expect(group_of(page, "plain")).to_contain_text("strongest colour: \u00b10.500")
     expect(group_of(page, "flat")).to_contain_text("no place differs")
     # In order of reward: samples 2, 0 and 1.
@@ -227,10 +227,10 @@ def test_groups_lay_over_samples_what_their_places_earned(
         "aria-label",
         "Credit by place: most +0.250 in row 1, column 1; least \u22120.125 in row 2, column 2",
     )
-    expect(over.nth(1).locator(".is-right")).to_have_text(["C"])
-    expect(over.nth(1).locator(".is-wrong")).to_have_text(["<b>"])
+    expect(over.nth(1).locator(".credit-piece:not(.is-dashed)")).to_have_text(["C"])
+    expect(over.nth(1).locator(".is-dashed")).to_have_text(["<b>"])
     # A quarter, half, of 64 pixels.
-    box = over.nth(1).locator(".is-right")
+    box = over.nth(1).locator(".credit-piece:not(.is-dashed)")
     assert box.evaluate("box => [box.style.left, box.style.top]") == ["25%", "50%"]
     size = over.nth(1).bounding_box() or {}
     over.nth(1).hover(position={"x": size["width"] * 0.75, "y": size["height"] * 0.75})

@@ -1,5 +1,5 @@
 /* Credit by place, laid over pictures: which places earned more than those of the group's other
-   pictures, and the letters that OCR read. */
+   pictures, and what terms found in boxes, such as letters. */
 (function () {
   "use strict";
 
@@ -16,7 +16,7 @@
   const STRONGEST = 0.85;
   /* So many places at most have their numbers written in them. */
   const MOST_NUMBERS = 100;
-  /* Of the picture's height: what a letter needs above its box. */
+  /* Of the picture's height: what a text needs above its box. */
   const EDGE = 0.1;
 
   /** Hook: [isOn, toggle]: whether credit is shown, in all views; kept in the address. */
@@ -61,7 +61,8 @@
         largest ? say(largest, credit) : "more"}</span>
       <span><b class="is-more">Blue-green</b> places earned more of the total than the same places do
         in the group's samples on average, ${" "}<b class="is-less">orange</b> places earned less.
-        Boxes are the letters that OCR read, dashed where they are wrong or surplus.</span>
+        Boxes are what terms found, such as letters that OCR read. Those that do not raise the term's
+        score are dashed.</span>
     </p>`;
   }
 
@@ -104,7 +105,7 @@
           (units, place) => html`<span key=${place}>${say(units, credit)}</span>`,
         )}</span>`
       }
-      <${Letters} pieces=${credit.pieces} sample=${sample} />
+      <${Pieces} pieces=${credit.pieces} sample=${sample} />
       ${
         at &&
         html`<span class="credit-place" style=${{ "--row": at[0], "--column": at[1] }}></span>
@@ -134,18 +135,18 @@
     return `Credit by place: most ${where(Math.max(...all))}; least ${where(Math.min(...all))}`;
   }
 
-  /* A letter stands above its box, or at the picture's edge in it. */
-  function Letters({ pieces, sample }) {
+  /* A text stands above its box, or at the picture's edge in it. */
+  function Pieces({ pieces, sample }) {
     const { picture } = gallery.run;
     if (!picture) return null;
     const across = (x) => `${(100 * x) / picture.width}%`;
     const down = (y) => `${(100 * y) / picture.height}%`;
     return Object.values(pieces)
       .flatMap((images) => images[sample])
-      .map(([text, isRight, left, top, right, bottom], index) => {
+      .map(([text, isGain, left, top, right, bottom], index) => {
         const place = { left: across(left), top: down(top), width: across(right - left), height: down(bottom - top) };
-        const kinds = [isRight ? "is-right" : "is-wrong", ...(top < EDGE * picture.height ? ["is-at-edge"] : [])];
-        return html`<span key=${index} class=${`credit-letter ${kinds.join(" ")}`} style=${place}
+        const kinds = [...(isGain ? [] : ["is-dashed"]), ...(top < EDGE * picture.height ? ["is-at-edge"] : [])];
+        return html`<span key=${index} class=${["credit-piece", ...kinds].join(" ")} style=${place}
           aria-hidden="true"><span>${text}</span></span>`;
       });
   }
