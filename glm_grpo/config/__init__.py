@@ -19,7 +19,6 @@ from glm_grpo.config.load import (
     with_whole_weights,
 )
 from glm_grpo.config.paths import local_paths, with_absolute_paths
-from glm_grpo.config.removed import removed_problem
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
     LONGEST_NOTES,
@@ -60,7 +59,6 @@ __all__ = [
     "keys_meant",
     "local_paths",
     "parse_override",
-    "removed_problem",
     "resolve_config",
     "set_key",
     "shell_override",

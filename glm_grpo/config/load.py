@@ -24,7 +24,6 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from glm_grpo.composition import COMPOSITION_ERRORS, folder_named_to_hydra, is_sweep
-from glm_grpo.config.removed import removed_problem, without_removed
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from glm_grpo.search_path import (
@@ -197,13 +196,12 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
     Raises:
         ConfigError: Names every refused key with its value, the rule and the remedy.
     """
-    values, problems = without_removed(values)
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems += find_problems(error, Config, values)
+        problems = find_problems(error, Config, values)
         raise ConfigError(describe_problems(problems)) from error
-    problems += [] if is_stored else estimator_problems(config.loss)
+    problems = [] if is_stored else estimator_problems(config.loss)
     if problems:
         raise ConfigError(describe_problems(problems))
     return config
@@ -457,8 +455,6 @@ def _choose(given: str, choices: Collection[str]) -> str:
 
 def _absent_key_problem(key: str, value: str) -> Problem:
     """Distinguish a key that exists but needs `+`, because no file sets it, from an unknown key."""
-    if (removed := removed_problem(key, value)) is not None:
-        return removed
     if value == "null" and re.fullmatch(r"reward\.terms\.\w+", key):
         return _absent_term_problem(key)
     if key in KINDS:

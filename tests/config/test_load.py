@@ -82,7 +82,6 @@ def test_compose_config_reads_overrides_as_the_command_line_does(configs_dir: Pa
         ("ocr =0.5", "Leave no space around =, as in ocr=0.5, and quote a word that contains"),
         ("prompts.txt", "Leave no space around ="),
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
-        ("reward.terms.ocr.at_least=0.9", r"at_least = '0.9'\n(.|\n)*was removed"),
         ("reward=blanced", r"reward=blanced: Did you mean balanced\? There are aesthetic, bal"),
         ("reward=null", "reward=null: name one of its files, such as reward=aesthetic"),
         ("trackers=wandb", r"must be a list(.|\n)*write a list: 'trackers=\[wandb\]'"),

@@ -76,12 +76,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"run.name": "two\nlines"}, "must be one line of text"),
     ({"run.notes": "a \x1b[31mred word"}, "without control characters"),
     ({"run.tags": ["t"] * 33}, "at most 32"),
-    # Removed.
-    ({"reward.combine": "shares"}, "was removed; a run made with it needs the version"),
-    ({"reward.bound_max": 3.0}, "remedy: leave it out"),
-    ({"reward.terms.ssim.share": 0.5}, "set the term's weight; `glm-grpo probe --share`"),
-    ({"reward.terms.ssim.at_least": 0.0}, "leave it out, and give the term a weight"),
-    ({"loss.preview_weight": 0.5}, "leave it out: all tokens weigh the same"),
     # Terms.
     ({"reward.terms.lpip": {"weight": 0.1}}, "did you mean lpips?"),
     ({"reward.terms.lipps": None}, "did you mean lpips: null?"),
@@ -275,10 +269,6 @@ def test_configs_of_older_runs_are_read(values: dict[str, Any]) -> None:
     del values["loss"]["kind"]
     del values["run"]
     values["async"] = {"on_stale": "drop"}
-    # Removed since; at these values they changed nothing.
-    values["reward"] |= {"share_rate": 0.3, "bound_rate": 0.1, "bound_max": 10.0}
-    values["reward"]["terms"]["ssim"] |= {"share": None, "at_least": None}
-    values["loss"]["preview_weight"] = None
     config = from_yaml(yaml.safe_dump(values))
     assert (config.loss.kind, config.run.name) == ("clipped", None)
     assert config.asynchronous.on_stale == "mask"

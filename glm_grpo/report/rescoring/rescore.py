@@ -17,7 +17,6 @@ from glm_grpo.config import (
     Config,
     flatten,
     parse_override,
-    removed_problem,
     set_key,
     validate_config,
 )
@@ -252,8 +251,6 @@ def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
 
 
 def _find_problem(key: str, value: object, config: Config) -> Problem | None:
-    if (removed := removed_problem(key, value)) is not None:
-        return removed
     match = _CHANGEABLE.fullmatch(key)
     if match is None:
         rule = (

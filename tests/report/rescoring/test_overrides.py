@@ -33,8 +33,6 @@ def config(configs_dir: Path) -> Config:
             "train.steps = 3.*not a key that rescore can change.*glm-grpo train train",
         ),
         ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
-        ("reward.terms.ocr.share=0.5", "reward.terms.ocr.share = 0.5.*was removed"),
-        ("reward.combine=shares", "reward.combine = 'shares'.*was removed"),
         ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*must be a number"),
     ],
 )
