@@ -1,43 +1,35 @@
-"""Forward metrics and evaluations to TensorBoard, W&B, MLflow, Trackio and other trackers."""
+"""Forward metrics to trackers, and images to TensorBoard and W&B."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import io
 import json
 import logging
 import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
-import pandas
 from accelerate.tracking import (
     LOGGER_TYPE_TO_CLASS,
     GeneralTracker,
-    MLflowTracker,
     TensorBoardTracker,
-    TrackioTracker,
     WandBTracker,
     get_available_trackers,
 )
 from accelerate.utils import LoggerType
 from jaxtyping import Float32, UInt8
 from PIL import Image
-from rich.text import Text
 from torch import Tensor
 
 from glm_grpo.config import RunSection, flatten
 from glm_grpo.errors import ConfigError
-from glm_grpo.run.folder import RunFolder, safe_name, write_atomically
-from glm_grpo.run.tables import read_metrics, read_run_ids
-from glm_grpo.run.wandb_file import last_wandb_step
+from glm_grpo.run.folder import RunFolder, write_atomically
+from glm_grpo.run.tables import read_run_ids
 from glm_grpo.types import Evaluation, Experience
 from rewards.pictures import open_rgb
 from rewards.types import Prompt, RewardTable
@@ -67,8 +59,6 @@ PROJECT_NAME = "glm-grpo"
 """Project (or experiment) for the run; environment variables may name another."""
 
 _logger = logging.getLogger(__name__)
-
-_BLANK = Image.new("RGB", (1, 1), (255, 255, 255))
 
 NOTHING_SAID = RunSection()
 """Description of a run without name, notes and tags."""
@@ -255,7 +245,7 @@ class Trackers:
         folder: Folder of the run. It also stores the ids of the trackers' runs, so that a resumed
             run continues them.
         config: The resolved configuration.
-        about: Name, notes and tags, for trackers that support them.
+        about: Name, notes and tags, for TensorBoard and W&B.
     """
 
     def __init__(
@@ -283,10 +273,7 @@ class Trackers:
         self._for_each(lambda started: started.tracker.log(finite, step=step))
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
-        """Show the evaluation prompts with their pictures, scores and notes.
-
-        TensorBoard, wandb, MLflow and trackio support this; other trackers get only the metrics.
-        """
+        """Show evaluation prompts with pictures, scores and notes in TensorBoard and W&B."""
         if not (self._waiting or self._started):
             return
         table = tabulate(evaluation)
@@ -325,7 +312,6 @@ class Trackers:
         for name in self._waiting:
             with self._only_warning(name):
                 self._started[name] = self._start(name)
-                self._catch_up(self._started[name][0])
         self._waiting = ()
         for name, (started, _) in self._started.items():
             with self._only_warning(name):
@@ -337,24 +323,13 @@ class Trackers:
         with ExitStack() as stack:
             run = _Run(name, self._folder, self._goes_on_after + 1, run_id, self._about)
             started = _STARTERS.get(name, _other)(run, stack)
-            # A resumed run already has its configuration, and MLflow refuses changed values.
+            # A resumed run already has its configuration.
             if run_id is None:
                 started.tracker.store_init_configuration(_plain(self._config))
             if started.run_id not in (None, run_id):
                 content = json.dumps({**run_ids, name: started.run_id}, indent=1)
                 write_atomically(self._folder.tracker_ids_path, content.encode())
             return started, stack.pop_all()
-
-    def _catch_up(self, started: _Started) -> None:
-        """Log the steps before the checkpoint that a kill kept from the tracker."""
-        if self._goes_on_after < 0:
-            return
-        first = started.first_missing()
-        for row in read_metrics(self._folder):
-            values = {name: value for name, value in row.items() if value is not None}
-            step = int(values.pop("step"))
-            if first <= step <= self._goes_on_after:
-                started.tracker.log(values, step=step)
 
     @contextmanager
     def _only_warning(self, name: str) -> Iterator[None]:
@@ -409,11 +384,6 @@ class _Run:
         return self.about.name or self.place
 
 
-def _nothing_missing() -> float:
-    """First missing step of trackers that store each step as soon as it is logged."""
-    return math.inf
-
-
 def _show_nothing(_shown: object, _step: int) -> None:
     """Show function of trackers that only take metrics."""
 
@@ -426,13 +396,11 @@ class _Started:
         run_id: Tracker's id of the run, with which it can be continued; None if it cannot.
         show: Shows pictures at a step.
         show_distributions: Shows histograms of values at a step.
-        first_missing: Returns the first step that the tracker does not have.
     """
 
     tracker: GeneralTracker
     run_id: str | None = None
     show: Callable[[PictureTable, int], None] = _show_nothing
-    first_missing: Callable[[], float] = _nothing_missing
     show_distributions: Callable[[Distributions, int], None] = _show_nothing
 
 
@@ -515,102 +483,12 @@ def _wandb(run: _Run, ending: ExitStack) -> _Started:
     # Pictures of tables wait there until they are uploaded, which may be on another day.
     ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.path / "wandb/data"))
     _begin(tracker, ending)
-    return _Started(
-        tracker,
-        tracker.tracker.id,
-        show,
-        lambda: _first_missing_in_wandb(tracker.tracker),
-        show_distributions,
-    )
-
-
-def _first_missing_in_wandb(run: Any) -> int:
-    """First step missing in W&B's file, because a kill loses unsent data and the open last step."""
-    if not run.offline:
-        return int(run.starting_step)
-    paths = Path(run.settings.wandb_dir).glob(f"*run-*-{run.id}/run-{run.id}.wandb")
-    return max(map(last_wandb_step, paths), default=-1) + 1
-
-
-def _mlflow(run: _Run, ending: ExitStack) -> _Started:
-    variables, artifacts = _mlflow_store((run.folder.path / "mlflow").absolute())
-    ending.enter_context(_defaults(**variables))
-    mlflow = importlib.import_module("mlflow")
-    tracker = MLflowTracker(
-        PROJECT_NAME,
-        logging_dir=artifacts,
-        run_id=run.id,
-        run_name=run.label,
-        description=run.about.notes,
-    )
-    _begin(tracker, ending)
-    if run.about.tags:
-        mlflow.set_tag("tags", ", ".join(run.about.tags))
-    run_id = tracker.tracker.info.run_id
-
-    def show(table: PictureTable, step: int) -> None:
-        path = f"{table.name}/step-{step:06d}.json"
-        # A resumed run repeats steps, and MLflow would append rows to those that it has.
-        if path in {file.path for file in mlflow.MlflowClient().list_artifacts(run_id, table.name)}:
-            return
-        columns = pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
-        for name in _PICTURES & set(columns):
-            # MLflow requires a picture in every row of a picture column.
-            columns[name] = [_BLANK if cell is None else cell for cell in columns[name]]
-        mlflow.log_table(columns, path)
-        for name, strip in table.strips.items():
-            key = f"{table.name}/{safe_name(name)}"
-            mlflow.log_image(strip, key=key, step=step, synchronous=True)
-
-    return _Started(tracker, run_id, show)
-
-
-def _mlflow_store(directory: Path) -> tuple[dict[str, object], str | None]:
-    """Environment variables that make MLflow write to a folder, and its artifact location there."""
-    if "MLFLOW_TRACKING_URI" in os.environ:
-        return {}, None
-    # alembic comes with SQLAlchemy; MLflow needs both for a database.
-    if importlib.util.find_spec("alembic") is None:
-        # The slim package only writes plain files, with pictures next to them, and has to be told
-        # so.
-        return {"MLFLOW_TRACKING_URI": directory.as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}, None
-    directory.mkdir(parents=True, exist_ok=True)
-    uri = f"sqlite:///{directory / 'mlflow.db'}"
-    return {"MLFLOW_TRACKING_URI": uri}, (directory / "artifacts").as_uri()
-
-
-def _trackio(run: _Run, ending: ExitStack) -> _Started:
-    # Trackio reads the variable once, on import, so runs in one process share a folder.
-    with _defaults(TRACKIO_DIR=run.folder.path / "trackio"):
-        trackio = importlib.import_module("trackio")
-    # The name identifies the run to continue, so it must be unique.
-    name = run.id or " ".join(filter(None, [run.about.name, run.place]))
-    resume = "never" if run.id is None else "allow"
-    tracker = TrackioTracker(PROJECT_NAME, name=name, resume=resume)
-
-    def show(table: PictureTable, step: int) -> None:
-        rows = _with_pictures(table, trackio.Image)
-        tracker.log({table.name: trackio.Table(columns=list(table.columns), data=rows)}, step=step)
-
-    def show_distributions(values: Distributions, step: int) -> None:
-        tracker.log({name: trackio.Histogram(each) for name, each in values.items()}, step=step)
-
-    def finish() -> None:
-        with _printed_to_log():
-            trackio.finish()
-
-    with _printed_to_log():
-        tracker.start()
-    ending.callback(finish)
-    # A thread writes steps twice a second.
-    return _Started(tracker, name, show, lambda: tracker.tracker._next_step, show_distributions)
+    return _Started(tracker, tracker.tracker.id, show, show_distributions)
 
 
 _STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
-    "mlflow": _mlflow,
-    "trackio": _trackio,
 }
 
 
@@ -643,16 +521,6 @@ def _writing_threads_quiet() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = usual
-
-
-@contextmanager
-def _printed_to_log() -> Iterator[None]:
-    """Redirect what Trackio prints to the log, line by line, without colours."""
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        yield
-    for line in Text.from_ansi(printed.getvalue()).plain.splitlines():
-        _logger.info("trackio: %s", line.removeprefix("* "))
 
 
 def _with_pictures(table: PictureTable, wrap: Callable[[Image.Image], Any]) -> list[list[Any]]:

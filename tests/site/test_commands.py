@@ -27,8 +27,6 @@ FOREIGN = {
     "mkdir",
     "pip",
     "tensorboard",
-    "mlflow",
-    "trackio",
     "wandb",
     ".",
 }
