@@ -94,9 +94,6 @@ class TermConfig(Options):
     when: Literal["always", "evaluation"] = "always"
     """`evaluation`: score only the images of evaluations, which are few, to show the score beside
     the reward; the weight must be 0."""
-    run_in: Literal["thread", "process"] = "thread"
-    """`process`: score in a separate process on this machine, to isolate the run from crashes and
-    leaks of the term's libraries."""
 
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that this term uses."""

@@ -10,16 +10,12 @@ from rewards.score import Scorer, Term
 from rewards.unpickling import loads_tensors_alone
 
 
-def build_scorer(
-    config: RewardConfig, device: torch.device, *, process_device: torch.device | None = None
-) -> Scorer:
+def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
     """Build every term that the config names.
 
     Args:
         config: A validated section.
         device: Device for the networks of the terms.
-        process_device: Device for the networks of terms in separate processes, which cannot be
-            moved later; None: `device`.
 
     Returns:
         A scorer whose terms are in the order of `KINDS`, and by name within a kind.
@@ -31,7 +27,7 @@ def build_scorer(
     terms = [
         Term(
             name=name,
-            reward=_build_where_asked(name, options, device, process_device or device),
+            reward=build_reward(options, device),
             weight=weights[name],
             std_floor=options.std_floor,
             timeout_seconds=options.timeout_seconds,
@@ -41,16 +37,6 @@ def build_scorer(
         for name, options in config.terms.items()
     ]
     return Scorer(terms, is_overlapping=config.overlap)
-
-
-def _build_where_asked(
-    name: str, options: TermConfig, device: torch.device, process_device: torch.device
-) -> Reward:
-    if options.run_in == "thread":
-        return build_reward(options, device)
-    from rewards.process import ProcessReward  # noqa: PLC0415 (imports this file)
-
-    return ProcessReward(options, name=name, device=process_device)
 
 
 def build_reward(options: TermConfig, device: torch.device) -> Reward:

@@ -321,7 +321,7 @@ class Scoring:
             raise RewardError(
                 f"one of the terms {names} set torch's default dtype to {found}, which also "
                 f"affects the model: reset it to {self._default_dtype} after use, pass a dtype "
-                "when making tensors, or set the term's run_in=process"
+                "when making tensors, or serve the term with `glm-grpo serve-reward`"
             )
 
     def _submit(self, row: int, column: int) -> None:

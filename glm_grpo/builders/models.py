@@ -177,11 +177,7 @@ def place_models(
     )
     is_offloading = config.offload != "none" and device.type != "cpu"
     started = time.perf_counter()
-    scorer = build_scorer(
-        config.reward,
-        torch.device("cpu") if is_offloading else device,
-        process_device=device,
-    )
+    scorer = build_scorer(config.reward, torch.device("cpu") if is_offloading else device)
     seconds = time.perf_counter() - started
     logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
     reads_pictures = config.data.sources > 0 or config.reads_targets

@@ -104,12 +104,10 @@ class ScorerSizes:
 
     Attributes:
         movable: Networks that wait in CPU memory when modules are offloaded.
-        staying: Networks in separate processes, which are never moved.
         on_cpu: Engines that always run on the CPU.
     """
 
     movable: int = 0
-    staying: int = 0
     on_cpu: int = 0
 
 

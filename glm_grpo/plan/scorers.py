@@ -14,13 +14,11 @@ def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:
     Raises:
         RewardError: A term names a CLIP architecture that does not exist.
     """
-    movable = staying = on_cpu = 0
+    movable = on_cpu = 0
     for term in terms:
         size = term.memory_bytes()
         if term.is_on_cpu:
             on_cpu += size
-        elif term.run_in == "process":
-            staying += size
         else:
             movable += size
-    return ScorerSizes(movable=movable, staying=staying, on_cpu=on_cpu)
+    return ScorerSizes(movable=movable, on_cpu=on_cpu)

@@ -149,7 +149,7 @@ def _read_term(name: str, text: str) -> TermConfig:
         raise RewardError(f"--options-json is {text!r}; it must be an object, such as {{}}")
     # The term is only scored here; the run weights it and decides when, so any valid weight will
     # do.
-    section = {name: {**options, "weight": 1.0, "run_in": "thread", "when": "always"}}
+    section = {name: {**options, "weight": 1.0, "when": "always"}}
     return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
 
 

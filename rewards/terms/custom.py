@@ -58,9 +58,7 @@ class CustomConfig(TermConfig):
 
     def check(self) -> None:
         """See `TermConfig`."""
-        # Functions that run in their own process are not imported here.
-        if self.run_in == "thread":
-            _load_scoring_function(self.function)
+        _load_scoring_function(self.function)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""

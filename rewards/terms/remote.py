@@ -6,10 +6,10 @@ import os
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rewards.base import Need, Reward, TermConfig
-from rewards.options import Url, Variable, problem_at
+from rewards.options import Url, Variable
 
 TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
 """Environment variable with a reward server's token, on its side and usually on the run's."""
@@ -29,13 +29,6 @@ class RemoteConfig(TermConfig):
     the scorer states. It is not asked about prompts without them."""
     retries: int = Field(default=3, ge=0, le=1000)
     """Further attempts after a broken connection or a response with status 429, 502, 503 or 504."""
-
-    @model_validator(mode="after")
-    def _check_place(self) -> RemoteConfig:
-        if self.run_in == "process":
-            rule = "a remote scorer already runs in its own process"
-            raise problem_at(("run_in",), self.run_in, rule, "remove run_in")
-        return self
 
     def needs(self) -> tuple[Need, ...]:
         """The needs stated in the config."""

@@ -35,7 +35,7 @@ reward:
   canary_margin: 3.0
   terms:
     ssim: {weight: -0.5, std_floor: 0.01, timeout_seconds: 5.0, only: poster-*,
-           when: evaluation, run_in: process, against: source}
+           when: evaluation, against: source}
     lpips: {against: source, network: vgg, pretrained: true}
     ocr: {case_sensitive: true, extra_text_penalty: 1.0, engine: rapidocr, threads: 1,
           detection_side: 512, languages: [en, de]}

@@ -113,23 +113,6 @@ def test_build_gives_every_term_its_time_limit(
         scorer.score([Prompt("a", "a")], torch.zeros(1, 1, 3, 8, 8, dtype=torch.uint8))
 
 
-def test_build_puts_a_term_in_a_process_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def make(options: SsimConfig, *, name: str, device: torch.device) -> Reward:
-        made.append((name, device.type))
-        return options.build(CPU)
-
-    monkeypatch.setattr("rewards.process.ProcessReward", make)
-    terms = {
-        "here": {"kind": "ssim", "weight": 1.0},
-        "there": {"kind": "ssim", "weight": 1.0, "run_in": "process"},
-    }
-    config = RewardConfig.model_validate({"terms": terms})
-    build_scorer(config, CPU, process_device=torch.device("meta"))
-    assert made == [("there", "meta")]
-
-
 class Program:
     """Writes a file when it is unpickled."""
 

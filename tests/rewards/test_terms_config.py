@@ -44,7 +44,6 @@ def test_terms_read_the_least_they_need_and_survive_a_round_trip(name: str) -> N
         ("ssim", {"weight": "0.5"}),
         ("ssim", {"std_floor": 0.0}),
         ("ssim", {"timeout_seconds": 0}),
-        ("ssim", {"run_in": "cloud"}),
         ("rapidocr", {"threads": 0}),
         ("rapidocr", {"detection_side": 100}),
         ("rapidocr", {"extra_text_penalty": 1.5}),
@@ -53,7 +52,6 @@ def test_terms_read_the_least_they_need_and_survive_a_round_trip(name: str) -> N
         ("custom", {"function": "no_module"}),
         ("custom", {"function": "x:"}),
         ("remote", {"url": "scores.example:8700"}),
-        ("remote", {"run_in": "process"}),
         ("vlm_judge", {"url": "file:///x"}),
         ("vlm_judge", {"retries": -1}),
         ("vlm_judge", {"lowest": 10}),
@@ -87,7 +85,7 @@ def test_a_key_where_an_address_or_a_name_belongs_is_refused_and_not_repeated(
 
 def test_terms_have_usual_limits() -> None:
     term = read("ssim", {})
-    assert (term.std_floor, term.timeout_seconds, term.run_in) == (1e-4, 600.0, "thread")
+    assert (term.std_floor, term.timeout_seconds) == (1e-4, 600.0)
 
 
 @pytest.mark.parametrize(

@@ -535,7 +535,6 @@ class GlmImagePlanner:
         items = [
             *([] if shards is None else _shard_items(shards, update)),
             *[_weights_item(part, is_offloading) for part in parts],
-            MemoryItem("scorers in own processes", _always(scorers.staying)),
             MemoryItem("scorers on the CPU", {}, cpu=scorers.on_cpu),
             MemoryItem("vision tower and VQ", {}, cpu=vision),
             _state_item(state, is_moved=is_state_moved),

@@ -48,7 +48,7 @@ _TRAINING = "training prompts"
 _NOT_OF_THE_SCORE = frozenset(
     {
         *("weight", "when", "std_floor"),
-        *("timeout_seconds", "run_in", "threads", "url"),
+        *("timeout_seconds", "threads", "url"),
         *("retries", "requests_at_once", "request_timeout_seconds"),
         *("api_key_variable", "token_variable"),
     }
