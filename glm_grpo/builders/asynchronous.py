@@ -10,12 +10,12 @@ import torch
 from accelerate import Accelerator
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.builders.settings import collect_settings
 from glm_grpo.collectors.ledger import Steps
 from glm_grpo.collectors.ray_cluster import Needs, RayCluster
 from glm_grpo.collectors.ray_collector import CollectorSettings
 from glm_grpo.collectors.source import AsynchronousSource, Recipe, StaleSettings
 from glm_grpo.config import Config
-from glm_grpo.training.monitors.recheck import Recheck
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
 
@@ -48,7 +48,6 @@ def build_asynchronous_source(
     config: Config,
     models: Models,
     batch_for_step: BatchForStep,
-    recheck: Recheck,
     cluster: RayCluster,
     *,
     first_step: int,
@@ -58,7 +57,6 @@ def build_asynchronous_source(
     Args:
         models: Models of the learner.
         batch_for_step: Returns the prompts of a step, from 0.
-        recheck: Decides how the images of a step are decoded.
         cluster: Cluster in which the collectors run.
         first_step: Next step to be learned, from 1.
     """
@@ -71,17 +69,15 @@ def build_asynchronous_source(
         folder=str(Path.cwd()),
     )
     pool = RayPool(cluster, collector_needs(config), settings)
-    recipe = _recipe(config, batch_for_step, recheck, first_step=first_step)
+    recipe = _recipe(config, batch_for_step, first_step=first_step)
     return AsynchronousSource(pool, recipe, models)
 
 
-def _recipe(
-    config: Config, batch_for_step: BatchForStep, recheck: Recheck, *, first_step: int
-) -> Recipe:
+def _recipe(config: Config, batch_for_step: BatchForStep, *, first_step: int) -> Recipe:
     section = config.asynchronous
     return Recipe(
         batch_for_step=batch_for_step,
-        settings_for_step=recheck.collect_settings,
+        settings=collect_settings(config),
         steps=Steps(
             first=first_step,
             last=config.train.steps,

@@ -108,6 +108,5 @@ def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: Learni
         best_step=state.best_step,
         best_total=-torch.inf if state.best_total is None else state.best_total,
         skipped_in_a_row=state.skipped_in_a_row,
-        full_decode_from=state.full_decode_from,
         canaries_outside=state.canaries_outside,
     )

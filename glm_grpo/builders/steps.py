@@ -42,8 +42,8 @@ def build_step(
         groups=config.decode.recheck_groups,
         min_rank_correlation=config.decode.min_rank_correlation,
     )
-    recheck = Recheck(models, collect_settings(config), rechecks, learner.state, processes)
-    source = _build_source(config, models, prompts, learner, recheck, launch)
+    recheck = Recheck(models, collect_settings(config), rechecks, processes)
+    source = _build_source(config, models, prompts, learner, launch)
     return RewardStep(models, learner, source, recheck, settings, records, processes)
 
 
@@ -52,7 +52,6 @@ def _build_source(
     models: Models,
     prompts: PromptSource,
     learner: Learner,
-    recheck: Recheck,
     launch: Launch,
 ) -> ExperienceSource:
     """Build the source of experience: the run's own models, or collectors."""
@@ -60,14 +59,14 @@ def _build_source(
     if launch.cluster is not None:
         first_step = learner.state.step + 1
         return build_asynchronous_source(
-            config, models, batch_for_step, recheck, launch.cluster, first_step=first_step
+            config, models, batch_for_step, launch.cluster, first_step=first_step
         )
     return SynchronousSource(
         models,
         learner.strategy,
         launch.processes,
         batch_for_step=batch_for_step,
-        settings_for_step=recheck.collect_settings,
+        settings=collect_settings(config),
         spares_for_step=partial(build_spares, config, prompts)
         if config.rollout.refill_rounds
         else None,

@@ -8,11 +8,8 @@ batch that would become too old is not assigned yet.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from glm_grpo.training.collect import CollectSettings
 
 T = TypeVar("T")
 
@@ -25,13 +22,11 @@ class Assignment:
         number: Counts assignments; a reassigned batch gets a new number.
         step: Step of the batch, from 1.
         policy_step: Updates of the weights it is sampled with.
-        settings: How it is collected.
     """
 
     number: int
     step: int
     policy_step: int
-    settings: CollectSettings
 
 
 @dataclass(frozen=True)
@@ -68,18 +63,10 @@ class Ledger(Generic[T]):
     Args:
         steps: Which steps to assign, and how far ahead.
         policy_step: Updates of the weights that the collectors have.
-        settings_for_step: Returns how to make the experience of a step, from 1; the result may
-            change until the step before it is learned.
     """
 
-    def __init__(
-        self,
-        steps: Steps,
-        policy_step: int,
-        settings_for_step: Callable[[int], CollectSettings],
-    ) -> None:
+    def __init__(self, steps: Steps, policy_step: int) -> None:
         self._steps = steps
-        self._settings_for_step = settings_for_step
         self._numbers = itertools.count(1)
         self._next_step = steps.first
         # A step is in one of these, or was taken. Due steps, with the updates of the weights to
@@ -110,39 +97,19 @@ class Ledger(Generic[T]):
         step = min(self._due)
         settled = self._due.pop(step)
         policy_step = self._policy_step if settled is None else settled
-        settings = self._settings_for_step(step)
-        assignment = Assignment(next(self._numbers), step, policy_step, settings)
+        assignment = Assignment(next(self._numbers), step, policy_step)
         self._under_way[assignment.number] = assignment
         return assignment
 
     def finish(self, number: int, result: T) -> None:
-        """Accept a collector's result; the result of a withdrawn batch is discarded."""
-        assignment = self._under_way.pop(number, None)
-        if assignment is not None:
-            self._finished[assignment.step] = (assignment, result)
+        """Accept a collector's result."""
+        assignment = self._under_way.pop(number)
+        self._finished[assignment.step] = (assignment, result)
 
     def lose(self, number: int) -> None:
         """Handle a dead collector: its batch is due again with the same weights and result."""
-        assignment = self._under_way.pop(number, None)
-        if assignment is not None:
-            self._due[assignment.step] = assignment.policy_step
-
-    def withdraw_outdated(self) -> int:
-        """Withdraw and recollect batches whose settings have changed; returns their number.
-
-        They get the newest weights, unless weights are settled.
-        """
-        finished = [assignment for assignment, _ in self._finished.values()]
-        outdated = [
-            each
-            for each in (*finished, *self._under_way.values())
-            if each.settings != self._settings_for_step(each.step)
-        ]
-        for each in outdated:
-            self._under_way.pop(each.number, None)
-            self._finished.pop(each.step, None)
-            self._due[each.step] = each.policy_step if self._steps.are_weights_settled else None
-        return len(outdated)
+        assignment = self._under_way.pop(number)
+        self._due[assignment.step] = assignment.policy_step
 
     def take(self, step: int) -> tuple[Assignment, T] | None:
         """Return the result of a step, once; None if it is not available yet."""
@@ -158,9 +125,7 @@ class Ledger(Generic[T]):
         """Updates of the oldest weights with which a batch may still be sampled."""
         due = [policy_step for policy_step in self._due.values() if policy_step is not None]
         under_way = [each.policy_step for each in self._under_way.values()]
-        # These may still be withdrawn and made again.
-        finished = [each.policy_step for each, _ in self._finished.values()]
-        return min([*due, *under_way, *finished, self._policy_step])
+        return min([*due, *under_way, self._policy_step])
 
     def _age(self, step: int, policy_step: int) -> int:
         """Updates between the weights that sample a step's batch and those that learn from it."""

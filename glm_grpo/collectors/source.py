@@ -110,15 +110,14 @@ class Recipe:
 
     Attributes:
         batch_for_step: Returns the prompts of a step, from 0; a pure function.
-        settings_for_step: Returns how to make the experience of a step, from 1; the result may
-            change until the updates of the step before it are done.
+        settings: How to make the experience.
         steps: Which steps to collect, and how old their experience may be.
         push_every: Updates between pushes of the weights, >= 1.
         stale: How to weight experience of an older policy.
     """
 
     batch_for_step: Callable[[int], PromptBatch]
-    settings_for_step: Callable[[int], CollectSettings]
+    settings: CollectSettings
     steps: Steps
     push_every: int
     stale: StaleSettings
@@ -128,7 +127,6 @@ class Recipe:
 class _Counts:
     """Counts since the last step was taken."""
 
-    dropped: int = 0
     restarts: int = 0
     idle_seconds: float = 0.0
 
@@ -154,7 +152,7 @@ class AsynchronousSource:
     ) -> None:
         self._pool, self._recipe, self._models, self._now = pool, recipe, models, now
         updates = (recipe.steps.first - 1) * recipe.steps.updates_each
-        self._ledger: Ledger[Outcome] = Ledger(recipe.steps, updates, recipe.settings_for_step)
+        self._ledger: Ledger[Outcome] = Ledger(recipe.steps, updates)
         self._pushed = updates
         self._busy: dict[int, Assignment] = {}
         self._idle_since: dict[int, float] = {}
@@ -201,7 +199,7 @@ class AsynchronousSource:
         return experience, {"async/policy_age": float(age), **metrics, **figures}
 
     def policy_updated(self, step: int) -> None:
-        """Push the weights if that is due; have outdated batches collected again."""
+        """Push the weights if that is due."""
         steps = self._recipe.steps
         if step == steps.last:
             return
@@ -211,7 +209,6 @@ class AsynchronousSource:
             self._pushed = updates
         with self._changed:
             self._ledger.push(self._pushed)
-            self._counts.dropped += self._ledger.withdraw_outdated()
             self._pool.forget_before(self._ledger.oldest)
             self._give_out()
 
@@ -281,7 +278,7 @@ class AsynchronousSource:
                 Order(
                     number=assignment.number,
                     batch=self._recipe.batch_for_step(assignment.step - 1),
-                    settings=assignment.settings,
+                    settings=self._recipe.settings,
                     policy_step=assignment.policy_step,
                 ),
             )
@@ -314,7 +311,6 @@ class AsynchronousSource:
             "async/queue_length": float(self._ledger.waiting),
             "async/wait_learner_seconds": waited,
             "async/wait_collectors_seconds": counts.idle_seconds,
-            "async/dropped": float(counts.dropped),
             "async/restarts": float(counts.restarts),
         }
 

@@ -128,8 +128,7 @@ class DecodeSection(Options):
     recheck_groups: int = Field(default=4, ge=1)
     """Prompts per recheck whose images are decoded with all steps, at most a step's prompts."""
     min_rank_correlation: float = Field(default=0.9, ge=-1.0, le=1.0)
-    """If the Spearman correlation of the totals within groups falls below this in a recheck,
-    rollouts use all `decode.steps` from the next step on. -1: only report it."""
+    """Spearman correlation of the totals within groups below which a recheck warns."""
     batch_size: int | None = Field(default=None, ge=1)
     """Images of a group to decode at once; absent: the whole group. Changes memory and speed, not
     the images."""

@@ -118,10 +118,13 @@ def _work(
 ) -> StepWork:
     transformer, vae = planner.decoder_flops(config.rollout.height, config.rollout.width)
 
-    def drawn(steps: int) -> float:
-        scale = config.decode.guidance_scale
-        return float(decode_flops(transformer, vae, images=1, steps=steps, guidance_scale=scale))
-
+    drawn = decode_flops(
+        transformer,
+        vae,
+        images=1,
+        steps=config.decode.rollout_steps or config.decode.steps,
+        guidance_scale=config.decode.guidance_scale,
+    )
     learned = update_flops(
         language,
         sequences,
@@ -132,8 +135,7 @@ def _work(
     )
     return StepWork(
         rollout=rollout_flops(language, sequences) / sequences.images,
-        decode=drawn(config.decode.rollout_steps or config.decode.steps),
-        full_decode=drawn(config.decode.steps),
+        decode=float(drawn),
         update=learned / sequences.images,
         peak_flops=peak_flops,
         is_skipping_flat=config.train.skip_flat and config.loss.weighs_advantages_alone,
@@ -175,7 +177,7 @@ def work_of_run(
         processes=processes,
     )
     if config.train.mode == "async":
-        return replace(work, rollout=0.0, decode=0.0, full_decode=0.0)
+        return replace(work, rollout=0.0, decode=0.0)
     return work
 
 

@@ -61,7 +61,6 @@ class StoredRunState(BaseModel):
     best_step: int | None
     best_total: float | None
     skipped_in_a_row: int
-    full_decode_from: int | None
     canaries_outside: dict[str, int] = {}
     start_step: int | None = None
 

@@ -16,8 +16,6 @@ class RunState:
         best_step: Step of the best evaluation so far.
         best_total: Mean total of the best evaluation.
         skipped_in_a_row: Steps since the last one with a finite update.
-        full_decode_from: First step whose rollouts use all denoising steps, because fewer ranked
-            the images badly; None as long as fewer are used.
         canaries_outside: For each canary outside its band, the steps or evaluations in a row.
         start_step: Step of the checkpoint that initialised the run (`model.start_from`); None: no
             checkpoint.
@@ -27,7 +25,6 @@ class RunState:
     best_step: int | None = None
     best_total: float = -torch.inf
     skipped_in_a_row: int = 0
-    full_decode_from: int | None = None
     canaries_outside: dict[str, int] = field(default_factory=dict)
     start_step: int | None = None
 

@@ -23,7 +23,6 @@ class StepWork:
     Attributes:
         rollout: Sampling its tokens, including its part of reading the prompt.
         decode: Decoding it as in rollouts.
-        full_decode: Decoding it with all denoising steps.
         update: Learning from it: all updates of a step, and the reference.
         peak_flops: Published operations per second of all devices of the run together.
         is_skipping_flat: Whether images with advantage 0 are skipped in the update.
@@ -31,7 +30,6 @@ class StepWork:
 
     rollout: float
     decode: float
-    full_decode: float
     update: float
     peak_flops: float
     is_skipping_flat: bool
@@ -98,7 +96,7 @@ def supervised_metrics(
 
 
 def sampled_utilisation(
-    work: StepWork, experience: Experience, times: Mapping[str, float], *, is_decode_cheap: bool
+    work: StepWork, experience: Experience, times: Mapping[str, float]
 ) -> dict[str, float]:
     """Model FLOPs utilisation by phase, `perf/mfu/<phase>`: operations relative to the peak.
 
@@ -108,15 +106,13 @@ def sampled_utilisation(
     Args:
         experience: Everything that was sampled, in all processes.
         times: Seconds by phase.
-        is_decode_cheap: Whether it was decoded with the denoising steps of rollouts.
     """
     sampled = experience.totals.numel()
     is_learned_from = experience.advantages.is_learned_from()[experience.trained_rows()]
     learned = is_learned_from.sum() if work.is_skipping_flat else is_learned_from.numel()
-    decode = work.decode if is_decode_cheap else work.full_decode
     flops = {
         "rollout": sampled * work.rollout,
-        "decode": sampled * decode,
+        "decode": sampled * work.decode,
         "update": int(learned) * work.update,
     }
     return _utilisation(flops, times, work.peak_flops)

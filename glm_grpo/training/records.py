@@ -195,8 +195,6 @@ class Records:
         updates: Sequence[UpdateReport],
         clock: PhaseClock,
         more: Mapping[str, float],
-        *,
-        is_decode_cheap: bool,
     ) -> StepRecord:
         """Record a step, after the previous one is stored.
 
@@ -205,7 +203,6 @@ class Records:
             prepared: Result of `prepare` in this process.
             updates: One report per update.
             more: Further metrics.
-            is_decode_cheap: Whether it was decoded with the denoising steps of rollouts.
         """
         seconds, begun = clock.seconds(), time.perf_counter()
         with self._processes.together():
@@ -224,9 +221,7 @@ class Records:
             watched = self._monitor.measure(step, whole, measures)
             metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
             if self._work is not None:
-                metrics |= sampled_utilisation(
-                    self._work, whole, seconds, is_decode_cheap=is_decode_cheap
-                )
+                metrics |= sampled_utilisation(self._work, whole, seconds)
             metrics |= {**watched.metrics, **more, **waited, **held}
             pictures = [picture for each in parts for picture in each.pictures]
             self._files.track_step(step, metrics)

@@ -89,7 +89,6 @@ class CheckpointSaver:
             "best_step": state.best_step,
             "best_total": None if state.best_step is None else state.best_total,
             "skipped_in_a_row": state.skipped_in_a_row,
-            "full_decode_from": state.full_decode_from,
             "canaries_outside": state.canaries_outside,
         }
         if state.start_step is not None:

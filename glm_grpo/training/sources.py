@@ -52,7 +52,7 @@ class SynchronousSource:
         strategy: Gathers the policy's full parameters.
         processes: Processes of the run, each of which makes its part.
         batch_for_step: Returns all prompts of a step, from 0; a pure function.
-        settings_for_step: Returns how to make the experience of a step, from 1.
+        settings: How to make the experience.
         spares_for_step: Returns prompts that can replace those of a step, from 0; None: never
             replace any.
     """
@@ -64,12 +64,12 @@ class SynchronousSource:
         processes: Processes,
         *,
         batch_for_step: Callable[[int], PromptBatch],
-        settings_for_step: Callable[[int], CollectSettings],
+        settings: CollectSettings,
         spares_for_step: Callable[[int], SparePrompts] | None = None,
     ) -> None:
         self._models, self._strategy, self._processes = models, strategy, processes
         self.batch_for_step = batch_for_step
-        self._settings_for_step = settings_for_step
+        self._settings = settings
         self._spares_for_step = spares_for_step
 
     def next_experience(
@@ -85,7 +85,7 @@ class SynchronousSource:
             experience = collect(
                 self._models,
                 part_of_batch(batch, processes.part(len(batch.prompts))),
-                self._settings_for_step(step),
+                self._settings,
                 clock=clock,
                 processes=processes,
                 spares=others,

@@ -106,14 +106,7 @@ class RewardStep:
         self._follow_with_reference(step)
         self.source.policy_updated(step)
         clock.announce("records")
-        record = self.records.step(
-            step,
-            prepared,
-            updates,
-            clock,
-            {**of_decode, **of_source},
-            is_decode_cheap=not self.recheck.has_ended(step),
-        )
+        record = self.records.step(step, prepared, updates, clock, {**of_decode, **of_source})
         return updates, record
 
     def _check_replay(self, experience: Experience, clock: PhaseClock) -> None:

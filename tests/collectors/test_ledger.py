@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from glm_grpo.collectors.ledger import Assignment, Ledger, Steps
-from glm_grpo.training.collect import CollectSettings
-from tests.factories import advantage_settings, clipped_loss
-
-CHEAP = CollectSettings(
-    combine="weighted_sum",
-    advantage=advantage_settings(std_floor=0.02),
-    loss=clipped_loss(),
-    micro_batch_size=1,
-    decode_steps=1,
-)
-FULL = replace(CHEAP, decode_steps=4)
 
 
 def make_ledger(
     *, age: int = 1, first: int = 1, last: int = 9, each: int = 1, collectors: int = 1
 ) -> Ledger[str]:
     steps = Steps(first=first, last=last, updates_each=each, max_age=age, collectors=collectors)
-    return Ledger(steps, (first - 1) * each, lambda _: CHEAP)
+    return Ledger(steps, (first - 1) * each)
 
 
 def given_out(ledger: Ledger[str]) -> list[tuple[int, int]]:
@@ -97,22 +85,16 @@ def test_ledger_takes_a_step_once() -> None:
     age=st.integers(0, 5),
     each=st.integers(1, 3),
     push_every=st.integers(1, 4),
-    change_at=st.integers(2, 12),
 )
 def test_each_step_is_taken_once_in_order_and_never_too_old(
-    seed: int, collectors: int, age: int, each: int, push_every: int, change_at: int
+    seed: int, collectors: int, age: int, each: int, push_every: int
 ) -> None:
     """A learner and collectors that take turns at random, and may die at any moment."""
     draws = random.Random(seed)
     last, learned = 12, 0
     push_every = min(push_every, (age // each + 1) * each)  # as the config asks for
-    has_changed = False
-
-    def settings(step: int) -> CollectSettings:
-        return FULL if has_changed and step >= change_at else CHEAP
-
     steps = Steps(1, last, each, age, collectors)
-    ledger: Ledger[Assignment] = Ledger(steps, 0, settings)
+    ledger: Ledger[Assignment] = Ledger(steps, 0)
     busy: dict[int, Assignment] = {}
     pushes = [0]
     deaths = 0
@@ -131,16 +113,13 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
         elif verb == "learn" and (entry := ledger.take(learned + 1)) is not None:
             assignment, made_for = entry
             assert made_for is assignment
-            assert assignment.settings == settings(learned + 1)
             assert 0 <= ledger.age(assignment) == learned * each - assignment.policy_step <= age
             if steps.are_weights_settled:
                 new_enough = [push for push in pushes if learned * each - push <= age]
                 assert assignment.policy_step == new_enough[0]
             learned += 1
-            has_changed = has_changed or learned + 1 == change_at
             if learned * each - pushes[-1] >= push_every:
                 pushes.append(learned * each)
             ledger.push(pushes[-1])
-            ledger.withdraw_outdated()
     assert ledger.give_out() is None
     assert ledger.waiting == 0

@@ -179,7 +179,6 @@ class Run:
         last: int = 6,
         push_every: int = 1,
         fate: Callable[[int, Order], Event | None] = lambda *_: None,
-        settings: Callable[[int], CollectSettings] = lambda _: CHEAP,
         seed: int = 0,
         late: int = 0,
         now: Callable[[], float] = time.perf_counter,
@@ -191,7 +190,7 @@ class Run:
         self.clock = PhaseClock()
         recipe = Recipe(
             batch_for_step=batch_for_step,
-            settings_for_step=settings,
+            settings=CHEAP,
             steps=Steps(first=1, last=last, updates_each=1, max_age=age, collectors=collectors),
             push_every=push_every,
             stale=stale,
@@ -428,30 +427,6 @@ def test_what_fails_in_the_thread_reaches_the_learner(run: Callable[..., Run]) -
     it = run(fate=break_down)
     with pytest.raises(ConnectionError, match="the cluster is gone"):
         it.learn(1)
-
-
-def test_batches_of_settings_that_have_changed_are_thrown_away_and_made_again(
-    run: Callable[..., Run],
-) -> None:
-    first_full: list[int] = []
-
-    def settings(step: int) -> CollectSettings:
-        is_full = bool(first_full) and step >= first_full[0]
-        return replace(CHEAP, decode_steps=4) if is_full else CHEAP
-
-    it = run(collectors=3, age=2, settings=settings)
-    it.learn(1)
-    while len(it.pool.orders) < 4:
-        time.sleep(0.001)
-    first_full.append(3)
-    it.learn(2)
-    it.learn(3)
-    it.learn(4)
-
-    assert it.metrics[2]["async/dropped"] == 2  # steps 3 and 4 were under way
-    made = [(order.batch.seed + 1, order.settings.decode_steps) for order in it.pool.orders]
-    assert made.count((3, 1)) == made.count((4, 1)) == 1
-    assert made.count((3, 4)) == made.count((4, 4)) == 1
 
 
 def test_closing_ends_thread_and_pool(run: Callable[..., Run]) -> None:

@@ -130,7 +130,6 @@ def test_step_metrics_of_time_and_throughput() -> None:
 WORK = StepWork(
     rollout=10.0,
     decode=20.0,
-    full_decode=40.0,
     update=100.0,
     peak_flops=200.0,
     is_skipping_flat=False,
@@ -138,28 +137,25 @@ WORK = StepWork(
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_decode_cheap", "expected"),
+    ("changes", "expected"),
     [
         # 4 images: 40 operations in 2 s, 80 in 1 s, 400 in 4 s, of 200 a second.
-        ({}, True, {"rollout": 0.1, "decode": 0.4, "update": 0.5}),
-        ({}, False, {"rollout": 0.1, "decode": 0.8, "update": 0.5}),
+        ({}, {"rollout": 0.1, "decode": 0.4, "update": 0.5}),
         # Half of the images have an advantage.
-        ({"is_skipping_flat": True}, True, {"rollout": 0.1, "decode": 0.4, "update": 0.25}),
+        ({"is_skipping_flat": True}, {"rollout": 0.1, "decode": 0.4, "update": 0.25}),
         # An asynchronous run: collectors work elsewhere.
-        ({"rollout": 0.0, "decode": 0.0}, True, {"update": 0.5}),
+        ({"rollout": 0.0, "decode": 0.0}, {"update": 0.5}),
     ],
-    ids=["cheap decode", "full decode", "flat groups skipped", "collectors"],
+    ids=["all phases", "flat groups skipped", "collectors"],
 )
-def test_utilisation_is_the_share_of_the_peak(changes, is_decode_cheap, expected) -> None:
-    found = sampled_utilisation(
-        replace(WORK, **changes), make_experience(), TIMES, is_decode_cheap=is_decode_cheap
-    )
+def test_utilisation_is_the_share_of_the_peak(changes, expected) -> None:
+    found = sampled_utilisation(replace(WORK, **changes), make_experience(), TIMES)
     assert found == pytest.approx({f"perf/mfu/{phase}": part for phase, part in expected.items()})
 
 
 def test_utilisation_counts_discarded_groups_as_sampled_alone() -> None:
     experience = replace(make_experience(), trained=torch.tensor([1]))
-    found = sampled_utilisation(WORK, experience, TIMES, is_decode_cheap=True)
+    found = sampled_utilisation(WORK, experience, TIMES)
     assert found["perf/mfu/decode"] == pytest.approx(0.4)
     assert found["perf/mfu/update"] == pytest.approx(0.25)
 

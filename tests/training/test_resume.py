@@ -28,7 +28,6 @@ STATE = {
     "best_step": None,
     "best_total": None,
     "skipped_in_a_row": 0,
-    "full_decode_from": None,
 }
 TENSORS = {"policy": {"a": torch.ones(2)}, "optimizer": {"state/0/step": torch.ones(1)}}
 

@@ -1,4 +1,4 @@
-"""Compare cheaply decoded rollouts with their full decode, and end cheap decoding if needed."""
+"""Compare cheaply decoded rollouts with their full decode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from glm_grpo.data.prompts import part_of_batch
-from glm_grpo.run.run_state import RunState
 from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
@@ -91,13 +90,12 @@ def _mean_over_groups(correlations: Float64[Tensor, " P"]) -> float:
 
 @dataclass(frozen=True)
 class RecheckSettings:
-    """When to recheck the cheap decode, and when to end it.
+    """When to recheck the cheap decode, and what to warn of.
 
     Attributes:
         every: Training steps between rechecks, >= 1; the first is at step 1.
         groups: Prompts whose images are also decoded in full, >= 1, at most those of a step.
-        min_rank_correlation: Smallest correlation of the totals within groups; below it, cheap
-            decoding ends.
+        min_rank_correlation: Correlation of the totals within groups below which to warn.
     """
 
     every: int
@@ -106,13 +104,12 @@ class RecheckSettings:
 
 
 class Recheck:
-    """Decides how a run's rollouts are decoded.
+    """Measures how well the cheap decode of rollouts ranks their images.
 
     Args:
         models: Models of the run, with the full decoder.
         collect: How experience is made, with the denoising steps of rollouts.
         settings: Plain values.
-        state: Stores the step at which cheap decoding ended.
         processes: Processes that collect together.
     """
 
@@ -121,32 +118,24 @@ class Recheck:
         models: Models,
         collect: CollectSettings,
         settings: RecheckSettings,
-        state: RunState,
         processes: Processes = ALONE,
     ) -> None:
         self._models = models
         self._collect = collect
         self._settings = settings
-        self._at = state
         self._processes = processes
 
-    def collect_settings(self, step: int) -> CollectSettings:
-        """Settings for the experience of a step, from 1; decodes in full after cheap decoding."""
-        if self.has_ended(step):
-            return replace(self._collect, decode_steps=self._models.decoder.steps)
-        return self._collect
-
     def compare(self, experience: Experience, step: int, clock: PhaseClock) -> dict[str, float]:
-        """Recheck if it is due; end cheap decoding, with a warning, if it ranks badly.
+        """Recheck if it is due, and warn if the cheap decode ranks badly.
 
         Args:
-            experience: Experience of this step and process, made with `collect_settings`.
+            experience: Experience of this step and process.
             step: Training step, from 1.
             clock: Records the time as phase `recheck`.
 
         Returns:
-            `decode/is_cheap` for this step, and at a recheck `decode/rank_correlation/<term>` and
-            `.../total`, NaN if no group has an order; empty for runs without cheap decoding.
+            `decode/rank_correlation/<term>` and `.../total`, NaN if no group has an order; empty
+            if no recheck is due, and for runs without cheap decoding.
 
         Raises:
             RewardError: A term failed; the message names term, prompt and image.
@@ -154,22 +143,13 @@ class Recheck:
         """
         if self._collect.decode_steps == self._models.decoder.steps:
             return {}
-        if self.has_ended(step):
-            return {"decode/is_cheap": 0.0}
         if (step - 1) % self._settings.every != 0:
-            return {"decode/is_cheap": 1.0}
+            return {}
         with clock.phase("recheck"):
             agreement = self._rank_agreement(experience)
-        self._judge(agreement, step)
+        self._warn_of(agreement, step)
         correlations = {**agreement.terms, "total": agreement.total}
-        return {
-            "decode/is_cheap": 1.0,
-            **{f"decode/rank_correlation/{name}": value for name, value in correlations.items()},
-        }
-
-    def has_ended(self, step: int) -> bool:
-        """Whether a step, from 1, is decoded in full because an earlier recheck failed."""
-        return self._at.full_decode_from is not None and step >= self._at.full_decode_from
+        return {f"decode/rank_correlation/{name}": each for name, each in correlations.items()}
 
     def _rank_agreement(self, experience: Experience) -> RankAgreement:
         """Rank agreement of the step's first groups, decoded by the process that sampled them."""
@@ -197,22 +177,18 @@ class Recheck:
         cheap, full = (join_tables(tables) for tables in zip(*pairs, strict=True))
         return compare_ranks(cheap, full, mode=self._collect.combine)
 
-    def _judge(self, agreement: RankAgreement, step: int) -> None:
+    def _warn_of(self, agreement: RankAgreement, step: int) -> None:
         # NaN, if no group has an order, is no evidence against the cheap decode.
         if not agreement.total < self._settings.min_rank_correlation:
             return
-        # From the next step on: this step may still fail and be repeated.
-        self._at.full_decode_from = step + 1
-        if not self._processes.is_main:
-            return
-        logger.warning(
-            "step %d: decode.rollout_steps=%d ranks the images of a group differently from "
-            "decode.steps=%d: correlation %.3f, but decode.min_rank_correlation requires %.3f; "
-            "from the next step on, rollouts are decoded in full. For the next run raise "
-            "decode.rollout_steps: `glm-grpo probe` shows how well it ranks",
-            step,
-            self._collect.decode_steps,
-            self._models.decoder.steps,
-            agreement.total,
-            self._settings.min_rank_correlation,
-        )
+        if self._processes.is_main:
+            logger.warning(
+                "step %d: decode.rollout_steps=%d ranks the images of a group differently from "
+                "decode.steps=%d: correlation %.3f, below decode.min_rank_correlation=%.3f. For "
+                "the next run raise decode.rollout_steps: `glm-grpo probe` shows how well it ranks",
+                step,
+                self._collect.decode_steps,
+                self._models.decoder.steps,
+                agreement.total,
+                self._settings.min_rank_correlation,
+            )

@@ -73,7 +73,6 @@ def test_two_processes_give_the_figures_of_one(adapters):
     _, first, second = metrics_of(one)
     assert first["kl/reference"] != second["kl/reference"]
     assert first["optim/grad_norm"] > 1e-3
-    assert {first["decode/is_cheap"], second["decode/is_cheap"]} <= {0.0, 1.0}
     assert "decode/rank_correlation/total" in first
 
 
