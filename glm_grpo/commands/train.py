@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from accelerate.utils import get_int_from_env
 from rich.console import Console
@@ -24,12 +23,11 @@ from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.evaluate import summary_table
 from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config
-from glm_grpo.errors import ConfigError, GlmGrpoError
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
-from glm_grpo.report.compare.comparison import compare
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import describe_mixed_scores
 from glm_grpo.run.summaries import summarise, untrained_means
@@ -45,12 +43,8 @@ from glm_grpo.training.resume import (
     pin_start,
     resume_command,
 )
-from rewards.types import RewardError
 
 logger = logging.getLogger(__name__)
-
-_MOST_TRIED = 20
-"""Number of other runs that are read, at most, to find one to compare with."""
 
 
 def run_training(config: Config) -> RunFolder:
@@ -113,31 +107,12 @@ def run_training(config: Config) -> RunFolder:
 def _next_commands(folder: RunFolder) -> list[str]:
     """Commands for a finished run, to be pasted into a shell."""
     run = shlex.quote(str(folder.path))
-    other = _run_before(folder.path)
-    compared = "OTHER_RUN" if other is None else shlex.quote(str(other))
     exported = shlex.quote(f"{folder.path}-export")
     return [
         f"to look at it:  glm-grpo gallery {run} --serve",
-        f"to compare it:  glm-grpo compare {compared} {run}",
+        f"to compare it:  glm-grpo compare OTHER_RUN {run}",
         f"to use it:      glm-grpo export {run} {exported}",
     ]
-
-
-def _run_before(run: Path) -> Path | None:
-    """Find the last other run by name that `compare` accepts beside this one; None without any.
-
-    Looks in this folder and in those of other days.
-    """
-    run = run.resolve()
-    days = run.parent.parent.glob("????-??-??/*/config.yaml")
-    configs = (*run.parent.glob("*/config.yaml"), *days)
-    # Not links, such as `latest`.
-    others = {path.parent for path in configs if path.parent.resolve() == path.parent} - {run}
-    for other in sorted(others, reverse=True)[:_MOST_TRIED]:
-        with suppress(GlmGrpoError, RewardError):
-            compare([other, run], None)
-            return other
-    return None
 
 
 def _train(

@@ -18,7 +18,6 @@ from PIL import Image
 
 from glm_grpo.cli import main
 from glm_grpo.commands.sweep import CompareRuns
-from glm_grpo.commands.train import _next_commands
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.report.compare.comparison import compare, pareto_optimal
@@ -185,22 +184,6 @@ def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRu
     assert first.samples[1][2].scores == {"lpips": 1.0, "ocr": None, "ssim": 0.5, "aesthetic": 0.5}
     paths = [picture.path for picture in second.samples[1]]
     assert paths == [runs[index] / "images/p1-1.png" for index in (0, 0, 1)]
-
-
-def test_the_end_of_a_run_offers_a_comparison_with_the_last_run_that_can_be_compared(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
-    run = make_run("2026-01-02/b", SECOND)
-    last = f"compare {{}} {run}".format
-    # Not a folder of another kind, nor a link, nor runs on other prompts or with other samples.
-    write_atomically(run.parent / "z/config.yaml", b"terms: {}")
-    (run.parent / "latest").symlink_to(run)
-    make_run("2026-01-02/x", {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.25))})
-    make_run("2026-01-02/y", SECOND, "eval.samples_per_prompt=1")
-    assert last("OTHER_RUN") in _next_commands(RunFolder(run))[1]
-    for name in ("2026-01-01/c", "2026-01-02/a"):
-        other = make_run(name, FIRST)
-        assert last(other) in _next_commands(RunFolder(run))[1]
 
 
 def test_compare_pairs_gains_by_prompt(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
