@@ -127,8 +127,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "after-sft-10-gmpo": ("loss=gmpo", *_TWO_BY_TWO),
     "after-sft-10-min-p": ("rollout.min_p=0.02",),
     "shares": ("reward.combine=shares",),
-    # From `glm-grpo probe --share lpips=.4 ssim=.2 ocr=.3 aesthetic=.1`: on the untrained model
-    # these weights have the shares that `shares` requests.
+    # On the untrained model these weights have the shares that `shares` requests.
     "probed-weights": ("lpips=0.15", "ssim=0.07676", "ocr=0.1361", "aesthetic=0.6371"),
     "brightness": _BRIGHTNESS,
     "brightness-bound": (

@@ -320,7 +320,7 @@ def _add_probe(commands: _Commands) -> None:
         "probe",
         "show what each reward term measures on the untrained model, before a run",
         "glm-grpo probe --config-dir my-run",
-        "glm-grpo probe --config-dir my-run ocr=0.5 --share ocr=0.7 lpips=0.3",
+        "glm-grpo probe --config-dir my-run ocr=0.5",
         "glm-grpo probe --config-dir my-run --prompts 32 --credit    # by image or by place?",
     )
     _add_config(command)
@@ -339,13 +339,6 @@ def _add_probe(commands: _Commands) -> None:
         help="noises to decode one sample with (4)",
     )
     command.add_argument(
-        "--share",
-        nargs="+",
-        default=[],
-        metavar="TERM=SHARE",
-        help="propose weights that give the terms these shares of the advantage; must come last",
-    )
-    command.add_argument(
         "--credit",
         nargs="*",
         metavar="LATER",
@@ -362,16 +355,12 @@ def _add_probe(commands: _Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
-    # These options take all words that follow them, keys of the config too.
-    keys = [word for word in options.share if types.is_key(word)]
-    given = [word for word in options.share if word not in keys]
-    shares = types.parse_weights(given, option="--share")
     laters = None
     if options.credit is not None:
-        keys += [word for word in options.credit if "=" in word]
+        # The option takes all words that follow it, keys of the config too.
+        options.overrides += [word for word in options.credit if "=" in word]
         given = [word for word in options.credit if "=" not in word]
         laters = types.parse_fractions(given, option="--credit")
-    options.overrides += keys
     config = _compose_with_prompts(options)
     from glm_grpo.check import check_parts
     from glm_grpo.report.probe.command import probe_config
@@ -385,14 +374,10 @@ def _probe(options: argparse.Namespace) -> None:
         check_parts(config).training,
         num_prompts=options.prompts,
         noises=options.noises,
-        shares=shares,
         laters=laters,
         directory=options.output,
     )
     _print_tables(probe.tables)
-    if probe.proposed:
-        command = shlex.join(["glm-grpo", "train", *_config_words(options), *probe.proposed])
-        _print(f"to use the proposed weights:  {command}")
     _print(str(probe.page))
 
 

@@ -76,7 +76,6 @@ def test_the_package_is_a_command(
         (["plan", "--processes", "many"], "--processes: 'many' must be a whole number from 1"),
         (["plan", "--device", "abacus"], "--device: invalid choice: 'abacus'"),
         (["probe", "--noises", "1"], "--noises: '1' must be a whole number from 2 .* a spread"),
-        (["probe", "--share", "ocr=1", "ocr=1"], "--share 'ocr=1': must be .* each term once"),
         (["probe", "--credit", "0", "2"], "--credit '2': must be a number from 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
         (["gallery", "run", "--sheet", "folder.png"], "'folder.png' is a folder; give the name"),
@@ -164,30 +163,23 @@ def test_options_reach_what_they_are_for(
     assert given == [expected]
 
 
-def test_probe_prints_the_command_that_uses_the_proposed_weights(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_probe_takes_keys_behind_the_values_of_credit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: dict[str, object] = {}
 
-    def probe(_: object, __: object, **options: object) -> WrittenProbe:
-        given.update(options)
-        return WrittenProbe([], ("ocr=0.057", "aesthetic=0.943"), tmp_path / "index.html")
+    def probe(config: Config, _: object, **options: object) -> WrittenProbe:
+        given.update(options, steps=config.train.steps)
+        return WrittenProbe([], tmp_path / "index.html")
 
     monkeypatch.setattr("glm_grpo.report.probe.command.probe_config", probe)
     sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
-    config = ("--config-name", "tiny", "train.steps=3", "run.name=a b")
-    shares = ("--share", "ocr=0.7", "aesthetic=0.3")
-    cli.main(["probe", "--config-name", "tiny", *sizes, *shares, "--credit", "0", *config[2:]])
-    # As a shell takes it.
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "to use the proposed weights:  glm-grpo train --config-name tiny train.steps=3 "
-        "'run.name=a b' ocr=0.057 aesthetic=0.943"
-    )
+    cli.main(["probe", "--config-name", "tiny", *sizes, "--credit", "0", "train.steps=3"])
     assert given == {
         "num_prompts": 3,
         "noises": 5,
-        "shares": {"ocr": 0.7, "aesthetic": 0.3},
         "laters": [0.0],
+        "steps": 3,
         "directory": tmp_path / "p",
     }
 
@@ -213,9 +205,9 @@ def test_parse_weights_reads_terms_and_numbers() -> None:
 
 @pytest.mark.parametrize("word", ["ocr", "=0.5", "ocr=much", "ocr=nan", "reward.terms.a.weight=1"])
 def test_parse_weights_refuses_other_words(word: str) -> None:
-    rule = rf"--share '{word}': must be TERM=NUMBER.*for example --share lpips=0.4"
+    rule = rf"--weights '{word}': must be TERM=NUMBER.*for example --weights lpips=0.4"
     with pytest.raises(ConfigError, match=rule):
-        parse_weights(["a=1", word], option="--share")
+        parse_weights(["a=1", word], option="--weights")
 
 
 def test_keys_may_stand_before_and_behind_options(

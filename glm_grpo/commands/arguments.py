@@ -26,7 +26,7 @@ _UNITS = {
 }
 _MOST_MEMORY = 10**18
 
-_WHOLE_KEY = re.compile(r"reward\.terms\.(\w+)\.(?:weight|share)")
+_WHOLE_KEY = re.compile(r"reward\.terms\.(\w+)\.weight")
 _TERM = re.compile("[a-z][a-z0-9_]*")
 
 
@@ -129,12 +129,6 @@ def find_config_option(words: Sequence[str]) -> str:
             f"{folder}{name}. For a packaged config, use --config-name NAME"
         )
     return ""
-
-
-def is_key(text: str) -> bool:
-    """Whether a word sets a key of the config other than a term's weight."""
-    key = text.partition("=")[0]
-    return "." in _term_of(key)
 
 
 def is_weight(text: str) -> bool:

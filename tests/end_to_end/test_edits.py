@@ -131,7 +131,7 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
     config = read_config(folder)
     batch = build_batch(config, build_prompts(config).training, 0)
     samples = sample_probe(models, [batch], collect_settings(config), noises=2)
-    settings = {"mode": "weighted_sum", "shares": None, "min_rank_correlation": 0.9}
+    settings = {"mode": "weighted_sum", "min_rank_correlation": 0.9}
     report = report_probe(samples, **settings)
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
     table = models.scorer.score(batch.prompts, sources[:, None])

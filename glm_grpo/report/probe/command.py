@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from glm_grpo.builders.prompts import build_batch
 from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import PromptSource, part_of_batch
-from glm_grpo.errors import ConfigError
 from glm_grpo.gallery.report import Table
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import describe_bytes
@@ -25,13 +24,12 @@ from glm_grpo.report.probe.credit import (
     credits_compared,
     gradient_bytes,
 )
-from glm_grpo.report.probe.page import probe_tables, proposed_overrides, write_probe
+from glm_grpo.report.probe.page import probe_tables, write_probe
 from glm_grpo.report.probe.probe import probed_prompts, report_probe, sample_probe
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
 from rewards.base import has_needs
-from rewards.config import RewardConfig
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +40,10 @@ class WrittenProbe:
 
     Attributes:
         tables: Figures and findings.
-        proposed: Overrides that set the proposed weights; empty where none were asked for.
         page: Path of the page.
     """
 
     tables: list[Table]
-    proposed: tuple[str, ...]
     page: Path
 
 
@@ -57,7 +53,6 @@ def probe_config(
     *,
     num_prompts: int,
     noises: int,
-    shares: Mapping[str, float],
     laters: Sequence[float] | None,
     directory: Path,
 ) -> WrittenProbe:
@@ -68,15 +63,13 @@ def probe_config(
         prompts: Its training prompts, checked; they are used a step's worth at a time.
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
-        shares: Wanted shares of the advantage, by term; empty: no weights are proposed.
         laters: Compare gradients with credit by image and by place, also with these values of
             `advantage.later`; None: compare none.
 
     Raises:
-        ConfigError: A number is out of range, or no weights give the shares.
+        ConfigError: Gradients are of too few batches, or take too much memory.
         GlmGrpoError, RewardError: As in a run.
     """
-    _check_shares(shares, config.reward)
     if (directory / "index.html").exists():
         logger.warning("%s holds a probe, which is replaced; --output names another", directory)
     quiet_libraries()
@@ -96,23 +89,17 @@ def probe_config(
     credit = _build_credit(config, models, batches, laters or ()) if needs_gradients else None
     settings = collect_settings(config)
     samples = sample_probe(models, batches, settings, noises=noises, credit=credit)
-    try:
-        report = report_probe(
-            samples,
-            mode=config.reward.combine,
-            shares=shares or None,
-            min_rank_correlation=config.decode.min_rank_correlation,
-            unscored={
-                name for name, term in config.reward.terms.items() if term.when == "evaluation"
-            },
-            of_text={name for name, term in config.reward.terms.items() if "text" in term.needs()},
-            credit=None if credit is None else credit.report(),
-        )
-    except ValueError as error:
-        raise ConfigError(f"--share: {error}") from error
+    report = report_probe(
+        samples,
+        mode=config.reward.combine,
+        min_rank_correlation=config.decode.min_rank_correlation,
+        unscored={name for name, term in config.reward.terms.items() if term.when == "evaluation"},
+        of_text={name for name, term in config.reward.terms.items() if "text" in term.needs()},
+        credit=None if credit is None else credit.report(),
+    )
     pictures = probed_prompts(samples, mode=config.reward.combine)
     page = write_probe(report, pictures, directory)
-    return WrittenProbe(probe_tables(report), proposed_overrides(report), page)
+    return WrittenProbe(probe_tables(report), page)
 
 
 def _has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
@@ -189,16 +176,3 @@ def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> 
     ]
     rest = num_prompts - at_once * (len(batches) - 1)
     return [*batches[:-1], part_of_batch(batches[-1], range(rest))]
-
-
-def _check_shares(shares: Mapping[str, float], reward: RewardConfig) -> None:
-    """Before anything is sampled: `weights_for_shares` would find out at the end."""
-    names = tuple(reward.terms)
-    unknown = sorted(shares.keys() - set(names))
-    if unknown:
-        raise ConfigError(
-            f"--share names {', '.join(unknown)}; the config has the terms {', '.join(names)}"
-        )
-    total = sum(shares.values())
-    if shares and (min(shares.values()) < 0 or not math.isclose(total, 1.0, abs_tol=1e-6)):
-        raise ConfigError(f"--share adds up to {total:g}; shares must be 0 or more and add up to 1")

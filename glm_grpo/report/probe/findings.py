@@ -54,7 +54,7 @@ class ProbedTerm:
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
             samples; NaN without targets.
         decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
-        proposed_weight: The weight that gives the share asked for; None where none was asked for.
+        equal_weight: See `equal_weights`.
         is_unscored: Only evaluations score it.
         is_of_text: It reads the text of a prompt.
     """
@@ -65,7 +65,7 @@ class ProbedTerm:
     reconstruction: float
     room: float
     decoder_fraction: float
-    proposed_weight: float | None
+    equal_weight: float
     is_unscored: bool = False
     is_of_text: bool = False
 
@@ -170,8 +170,8 @@ def list_findings(report: ProbeReport) -> tuple[Finding, ...]:
     ]
     if report.has_few_prompts:
         what = (
-            f"too few prompts for findings: {report.prompts}, so shares, correlations and proposed "
-            "weights may be due to chance"
+            f"too few prompts for findings: {report.prompts}, so shares and correlations may be "
+            "due to chance"
         )
         remedy = f"probe at least {FEWEST_PROMPTS}: --prompts {FEWEST_PROMPTS}"
         return (Finding("", what, remedy), *examined, *findings)
@@ -300,9 +300,8 @@ def _examine_share(term: ProbedTerm, weight_share: float, report: ProbeReport) -
     name, share = term.audit.name, term.audit.advantage_share
     said = f"{share:.3f} of the advantage for {weight_share:.3f} of the weights"
     remedy = (
-        f"set shares instead of weights: --share {name}=..., one for each term"
-        if term.proposed_weight is None
-        else "set all of the proposed weights: only one of them would give other shares"
+        "set reward.combine=normalize_then_sum, under which weights are on one scale, or weights "
+        "near the equal ones"
     )
     if share <= -FAINT * weight_share:
         yield Finding(name, f"is outvoted, {said}: training would make it worse", remedy)

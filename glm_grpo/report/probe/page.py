@@ -67,18 +67,17 @@ def list_figures(report: ProbeReport) -> list[Table]:
         Table(
             f"what drives the advantage: {groups}",
             (
-                *("term", "weight", "share"),
-                *(("proposed\nweight",) if report.terms[0].proposed_weight is not None else ()),
+                *("term", "weight", "share", "equal\nweight"),
                 *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
             ),
             tuple(
-                _drive_row(term, share, proposed)
-                for term, share, proposed in zip(
-                    report.terms, report.weight_shares(), _proposed_weights(report), strict=True
-                )
+                _drive_row(term, share)
+                for term, share in zip(report.terms, report.weight_shares(), strict=True)
             ),
-            "share: of the variance of the advantage; std inside groups: the part of the std that "
-            "training sees; flat groups: fraction whose images all score the same",
+            "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled "
+            "to the sum of the weights, at which all terms have the same say; std inside groups: "
+            "the part of the std that training sees; flat groups: fraction whose images all score "
+            "the same",
         ),
         Table(
             "what is left to gain, and what is chance",
@@ -192,25 +191,14 @@ def _credit_row(name: str, signal: Signal) -> tuple[str | Cell, ...]:
     )
 
 
-def _proposed_weights(report: ProbeReport) -> list[str | None]:
-    """Weight of each term, with fewer digits where few prompts stand behind it."""
-    digits = 2 if report.has_few_prompts else 4
-    return [
-        None if term.proposed_weight is None else f"{term.proposed_weight:.{digits}g}"
-        for term in report.terms
-    ]
-
-
-def _drive_row(
-    term: ProbedTerm, weight_share: float, proposed: str | None
-) -> tuple[str | Cell, ...]:
+def _drive_row(term: ProbedTerm, weight_share: float) -> tuple[str | Cell, ...]:
     audit = term.audit
     return (
         audit.name,
         Cell(f"{term.weight:g}", bar=weight_share),
         _share_cell(audit.advantage_share),
-        *(() if proposed is None else (proposed,)),
-        *(render(audit.mean), render(audit.std), render(audit.std_within)),
+        *(render(term.equal_weight), render(audit.mean)),
+        *(render(audit.std), render(audit.std_within)),
         render_share(audit.flat_fraction),
     )
 
@@ -226,17 +214,6 @@ def _gain_row(term: ProbedTerm) -> tuple[str | Cell, ...]:
 
 def _share_cell(value: float) -> Cell:
     return Cell(render_share(value), bar=value)
-
-
-def proposed_overrides(report: ProbeReport) -> tuple[str, ...]:
-    """`NAME=WEIGHT` for each term, for a command line; none without proposals or enough prompts."""
-    if report.has_few_prompts:
-        return ()
-    return tuple(
-        f"{name}={weight}"
-        for name, weight in zip(report.names(), _proposed_weights(report), strict=True)
-        if weight is not None
-    )
 
 
 def probe_tables(report: ProbeReport) -> list[Table]:
@@ -258,7 +235,6 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
     Raises:
         StorageError: A file cannot be written.
     """
-    proposed = " ".join(proposed_overrides(report))
     shown = prompts[:_SHOWN_PROMPTS]
     page = Report(
         title=f"Probe of {', '.join(report.names())}",
@@ -266,7 +242,6 @@ def write_probe(report: ProbeReport, prompts: Sequence[ProbedPrompt], directory:
             f"What each reward term measures on the untrained model: {report.prompts} prompts, "
             f"{report.group_size} samples each. Scores: higher is better. Bars: parts of the "
             "weights and of the advantage, the decoder's part, correlations.",
-            *([f"Proposed weights, for the command line of a run: {proposed}"] if proposed else []),
         ),
         tables=[*list_advice(report), *list_figures(report)],
         pictures=[

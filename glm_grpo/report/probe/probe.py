@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -30,8 +30,7 @@ from glm_grpo.training.phase import (
     sampling_size,
 )
 from glm_grpo.types import ImageBatch, PromptBatch
-from rewards.audit.audit import audit_table, decoder_fractions, find_conflicts
-from rewards.audit.shares import weights_for_shares
+from rewards.audit.audit import TermAudit, audit_table, decoder_fractions, find_conflicts
 from rewards.reweigh import Mode, combine
 from rewards.types import Prompt, RewardTable
 
@@ -304,7 +303,6 @@ def report_probe(
     samples: ProbeSamples,
     *,
     mode: Mode,
-    shares: Mapping[str, float] | None,
     min_rank_correlation: float,
     unscored: Set[str] = frozenset(),
     of_text: Set[str] = frozenset(),
@@ -314,21 +312,14 @@ def report_probe(
 
     Args:
         mode: How terms are combined.
-        shares: Wanted shares of the advantage, by term; proposes weights that give them.
         min_rank_correlation: Between cheap and full decode, where a run would fall back.
         unscored: Terms that only evaluations score.
         of_text: Terms that read the text of a prompt.
         credit: Comparison of credit by image and by place, if there is one.
-
-    Raises:
-        ValueError: No weights give these shares; names the nearest.
     """
     table = samples.rewards
     audit = audit_table(table, mode=mode)
     weights = table.weights.tolist()
-    proposed: list[float | None] = [None] * len(weights)
-    if shares is not None:
-        proposed = [*weights_for_shares(table, mode, shares).tolist()]
     terms = zip(
         audit.terms,
         weights,
@@ -336,7 +327,7 @@ def report_probe(
         samples.reconstruction.nanmean(dim=0).tolist(),
         (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
         decoder_fractions(samples.redrawn, table).tolist(),
-        proposed,
+        equal_weights(audit.terms, table.weights, mode=mode).tolist(),
         [name in unscored for name in table.names],
         [name in of_text for name in table.names],
         strict=True,
@@ -357,6 +348,31 @@ def report_probe(
         copy_total=samples.copy_totals.nanmean().item(),
         credit=credit,
     )
+
+
+def equal_weights(
+    terms: Sequence[TermAudit], weights: Float32[Tensor, " R"], *, mode: Mode
+) -> Float32[Tensor, " R"]:
+    """Weights at which all terms have the same spread inside groups in the total.
+
+    Each is proportional to 1 / `std_within` and has the sign of the term's weight; together they
+    are as large as `weights`.
+
+    Args:
+        terms: Audit of each term.
+        weights: Weights of the config, for the same terms.
+        mode: How terms are combined.
+
+    Returns:
+        NaN for a term of weight 0 or without spread, and for all under `normalize_then_sum`, where
+        equal weights have the same say.
+    """
+    if mode == "normalize_then_sum":
+        return torch.full_like(weights, torch.nan)
+    # A group that is flat to within rounding is no spread.
+    spreads = [term.std_within if term.flat_fraction < 1 else math.nan for term in terms]
+    inverses = (weights.sign() / torch.tensor(spreads)).masked_fill(weights == 0, torch.nan)
+    return inverses * (weights.abs().sum() / inverses.abs().nansum())
 
 
 def probed_prompts(samples: ProbeSamples, *, mode: Mode) -> list[ProbedPrompt]:

@@ -21,13 +21,13 @@ HEALTHY: dict[str, Any] = {
     **{"name": "lpips", "mean": 0.5, "std": 0.25, "std_within": 0.125, "flat_fraction": 0.0},
     **{"advantage_share": 0.5, "headroom": 0.25, "saturation": 0.0},
     **{"weight": 0.5, "target": 1.0, "reconstruction": 1.0, "room": 0.5, "decoder_fraction": 0.125},
-    "proposed_weight": None,
+    "equal_weight": 0.5,
 }
 """A term of which there is nothing to say."""
 UNDEFINED = dict.fromkeys(
     (
         *("mean", "std", "std_within", "flat_fraction", "headroom", "saturation"),
-        *("target", "reconstruction", "room", "decoder_fraction"),
+        *("target", "reconstruction", "room", "decoder_fraction", "equal_weight"),
     ),
     NAN,
 )

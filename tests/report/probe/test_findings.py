@@ -33,19 +33,19 @@ from tests.report.probe.reports import (
             {"advantage_share": 0.0499},
             {"advantage_share": 0.05},
             "has almost no influence: 0.050 of the advantage for 0.500 of the weights",
-            "--share lpips=...",
+            "set reward.combine=normalize_then_sum",
         ),
         (
             {"advantage_share": -0.25},
             {},
             "is outvoted, -0.250 of the advantage for 0.500 of the weights",
-            "--share lpips=...",
+            "set reward.combine=normalize_then_sum",
         ),
         (
             {"advantage_share": 0.81},
             {"advantage_share": 0.8},
             "drives the training almost alone: 0.810 of the advantage",
-            "--share lpips=...",
+            "set reward.combine=normalize_then_sum",
         ),
         (
             {"decoder_fraction": 0.75},
@@ -150,11 +150,10 @@ def test_findings_name_terms_that_ask_for_the_same() -> None:
         assert list_findings(make_report(make_term(), other, correlations=alike)) == ()
 
 
-@pytest.mark.parametrize("proposed", [None, 0.943])
-def test_findings_leave_out_a_term_that_has_nothing_to_gain(proposed: float | None) -> None:
+def test_findings_leave_out_a_term_that_has_nothing_to_gain() -> None:
     top = {"mean": 0.994, "std": 0.004, "headroom": 0.005, "reconstruction": NAN, "room": NAN}
-    top |= {"name": "aesthetic", "advantage_share": 0.002, "proposed_weight": proposed}
-    ocr = make_term(name="ocr", advantage_share=0.998, proposed_weight=proposed)
+    top |= {"name": "aesthetic", "advantage_share": 0.002}
+    ocr = make_term(name="ocr", advantage_share=0.998)
     # Nor is the other term said to drive the training alone: it is to.
     (finding,) = list_findings(make_report(make_term(**top), ocr))
     assert finding.what == (

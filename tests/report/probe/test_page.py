@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from glm_grpo.report.probe.findings import ProbeReport
-from glm_grpo.report.probe.page import ProbedPrompt, probe_tables, proposed_overrides, write_probe
+from glm_grpo.report.probe.page import ProbedPrompt, probe_tables, write_probe
 from rewards.audit.audit import Conflict
 from rewards.types import Prompt
 from tests.report.probe.reports import (
@@ -54,7 +54,7 @@ def rows_of(report: ProbeReport, first: str) -> list[list[str]]:
 PSNR: dict[str, Any] = {
     **{"name": "psnr", "weight": 0.1, "advantage_share": 0.875, "mean": 23.46, "std": 4.0},
     **{"std_within": 2.0, "flat_fraction": 0.25, "headroom": 2.5, "reconstruction": 30.0},
-    **{"room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25},
+    **{"room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25, "equal_weight": 0.00325},
 }
 
 
@@ -63,26 +63,15 @@ def test_tables_show_every_figure_of_a_term() -> None:
     report = make_report(make_term(**lpips, std_within=0.03125), make_term(**PSNR))
     # Shares and fractions with three decimals, scores with three digits that count.
     assert rows_of(report, "lpips")[:2] == [
-        ["lpips", "0.4", "0.125", "0.312", "0.0625", "0.0312", "0.000"],
+        ["lpips", "0.4", "0.125", "0.500", "0.312", "0.0625", "0.0312", "0.000"],
         ["lpips", "0.250", "1.00", "1.00", "0.500", "0.000", "0.125"],
     ]
     assert rows_of(report, "psnr")[:2] == [
-        ["psnr", "0.1", "0.875", "23.5", "4.00", "2.00", "0.250"],
+        ["psnr", "0.1", "0.875", "0.00325", "23.5", "4.00", "2.00", "0.250"],
         ["psnr", "2.50", "1.00", "30.0", "6.54", "0.250", "1.250"],
     ]
     assert rows_of(report, "total") == [["total", "0.188", *"-----"]]
     assert rows_of(with_other(), "-") == [["-", "nothing stands out", "-"]]
-
-
-def test_tables_show_proposed_weights_where_they_were_asked_for() -> None:
-    report = make_report(
-        make_term(proposed_weight=0.2718281), make_term(name="ocr", proposed_weight=0.0)
-    )
-    assert [rows_of(report, name)[0][3] for name in ("lpips", "ocr")] == ["0.2718", "0"]
-    assert proposed_overrides(report) == ("lpips=0.2718", "ocr=0")
-    assert proposed_overrides(with_other()) == ()
-    assert proposed_overrides(replace(report, prompts=9)) == ()
-    assert len(rows_of(with_other(), "lpips")[0]) == len(rows_of(report, "lpips")[0]) - 1
 
 
 def test_tables_show_a_dash_for_what_has_no_value() -> None:
@@ -92,7 +81,7 @@ def test_tables_show_a_dash_for_what_has_no_value() -> None:
         correlations=torch.tensor([[NAN, NAN], [NAN, 1.0]], dtype=torch.float64),
     )
     assert rows_of(report, "lpips")[:3] == [
-        ["lpips", "0.5", "0.000", "-", "-", "-", "-"],
+        ["lpips", "0.5", "0.000", *"-----"],
         ["lpips", *"------"],
         ["lpips", "-", "-"],
     ]
@@ -119,9 +108,9 @@ def test_tables_show_the_signal_to_noise_ratio_of_each_kind_of_credit() -> None:
 
 
 WRITTEN = make_report(
-    make_term(weight=0.3, advantage_share=0.875, proposed_weight=0.25),
+    make_term(weight=0.3, advantage_share=0.875),
     make_term(
-        **{"name": HOSTILE, "weight": 0.1, "advantage_share": 0.125, "proposed_weight": 0.75},
+        **{"name": HOSTILE, "weight": 0.1, "advantage_share": 0.125},
         **{"reconstruction": NAN, "room": NAN},
     ),
     correlations=torch.tensor([[1.0, -0.5], [-0.5, 1.0]], dtype=torch.float64),

@@ -18,6 +18,7 @@ from glm_grpo.report.probe.command import _probed_batches
 from glm_grpo.report.probe.credit import CreditProbe
 from glm_grpo.report.probe.probe import (
     FullDecode,
+    equal_weights,
     join_decodes,
     report_decode,
     report_probe,
@@ -27,6 +28,7 @@ from glm_grpo.training.collect import CollectSettings
 from glm_grpo.types import Experience
 from rewards.terms.ssim import SsimReward
 from rewards.types import RewardTable
+from tests.report.probe.reports import NAN, make_term
 
 CONFIG_DIR = Path(__file__).parents[3] / "configs"
 PROMPTS, GROUP, NOISES = 3, 3, 2
@@ -166,7 +168,7 @@ def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
     for name in ("redrawn", "reconstruction"):
         difference = (getattr(cheap, name) - getattr(samples, name))[..., 0].abs()
         assert 0 < difference.nan_to_num().max() < 0.1
-    report = report_probe(cheap, mode="weighted_sum", shares=None, min_rank_correlation=0.9)
+    report = report_probe(cheap, mode="weighted_sum", min_rank_correlation=0.9)
     assert len(report.decode.rank_correlations) == len(samples.rewards.names)
     assert min(report.decode.images_per_second, report.decode.full_images_per_second) > 0
 
@@ -201,6 +203,19 @@ def test_report_decode_correlates_each_term_and_divides_images_by_seconds() -> N
     assert decode.total_rank_correlation == pytest.approx(0.5)
     assert (decode.steps, decode.full_steps, decode.min_rank_correlation) == (1, 4, 0.75)
     assert (decode.images_per_second, decode.full_images_per_second) == (12.0, 6.0)
+
+
+def test_equal_weights_give_all_terms_one_spread_and_are_as_large_as_those_given() -> None:
+    # Std inside groups, and the fraction of groups that are flat; the last is only watched.
+    spreads = [(0.5, 0.0), (0.125, 0.5), (1e-9, 1.0), (NAN, NAN), (1.0, 0.0)]
+    audits = [make_term(std_within=std, flat_fraction=flat).audit for std, flat in spreads]
+    weights = torch.tensor([0.3, -0.3, 0.2, 0.2, 0.0])
+    found = equal_weights(audits, weights, mode="weighted_sum")
+    # 1 / std is 2 and 8: a fifth and four fifths of 1.
+    expected = torch.tensor([0.2, -0.8, NAN, NAN, NAN])
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert equal_weights(audits, weights, mode="normalize_then_sum").isnan().all()
+    assert equal_weights(audits[2:3], weights[2:3], mode="weighted_sum").isnan().all()
 
 
 def test_join_decodes_puts_prompts_after_prompts_and_adds_up_what_was_timed() -> None:
