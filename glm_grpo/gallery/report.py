@@ -29,15 +29,10 @@ SMALL_WIDTH = 256
 
 @dataclass(frozen=True)
 class Cell:
-    """A text of a table, on a page coloured by what it means, or with a bar behind it.
-
-    Attributes:
-        bar: -1..1; None or NaN for no bar.
-    """
+    """A text of a table, on a page coloured by what it means."""
 
     text: str
     tone: Tone = ""
-    bar: float | None = None
 
     def __str__(self) -> str:
         return self.text

@@ -18,9 +18,6 @@ from torch import Tensor
 from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
 from rewards.types import RewardTable
 
-CONFLICT_THRESHOLD = -0.3
-"""Two terms are in conflict if their correlation within groups is below this."""
-
 
 @dataclass(frozen=True)
 class TermAudit:
@@ -61,21 +58,6 @@ class RewardAudit:
     terms: tuple[TermAudit, ...]
     correlations: Float64[Tensor, "R R"]
     headroom: float
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Two terms that pull against each other.
-
-    Attributes:
-        first: Name of the term that comes first in the table.
-        second: Name of the other.
-        correlation: Correlation of the weighted scores within groups, -1..0.
-    """
-
-    first: str
-    second: str
-    correlation: float
 
 
 def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
@@ -238,33 +220,6 @@ def decoder_fractions(
     of_groups = _sum_of_variances(table.raw, table)
     # Not infinite: without any variance, the fraction is undefined.
     return _sum_of_variances(decoded, table) / of_groups.masked_fill(of_groups == 0, math.nan)
-
-
-def find_conflicts(
-    audit: RewardAudit,
-    weights: Float32[Tensor, " R"],
-    *,
-    threshold: float = CONFLICT_THRESHOLD,
-) -> tuple[Conflict, ...]:
-    """Pairs of weighted terms that pull against each other within groups, the worst first.
-
-    A term pulls by its score times its weight: if one of the two weights is negative, terms that
-    rise together are in conflict. A term with weight 0 does not pull.
-
-    Args:
-        audit: Audit of a reward; an undefined correlation is not a conflict.
-        threshold: Correlation of the weighted scores, -1..0.
-    """
-    names = [term.name for term in audit.terms]
-    signs = weights.sign().double()
-    pulls = audit.correlations * torch.outer(signs, signs)
-    # Comparisons with NaN are False.
-    is_conflict = (pulls < threshold).triu(diagonal=1)
-    conflicts = [
-        Conflict(names[first], names[second], pulls[first, second].item())
-        for first, second in is_conflict.nonzero().tolist()
-    ]
-    return tuple(sorted(conflicts, key=lambda conflict: conflict.correlation))
 
 
 def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> TermAudit:

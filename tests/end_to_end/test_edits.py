@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,9 +21,9 @@ from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.report.compare.comparison import compare
 from glm_grpo.report.compare.page import write_comparison
-from glm_grpo.report.probe.findings import list_findings
+from glm_grpo.report.probe.figures import report_probe
 from glm_grpo.report.probe.page import write_probe
-from glm_grpo.report.probe.probe import probed_prompts, report_probe, sample_probe
+from glm_grpo.report.probe.probe import sample_probe
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
@@ -131,18 +131,16 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
     config = read_config(folder)
     batch = build_batch(config, build_prompts(config).training, 0)
     samples = sample_probe(models, [batch], collect_settings(config), noises=2)
-    settings = {"mode": "weighted_sum", "min_rank_correlation": 0.9}
-    report = report_probe(samples, **settings)
+    report = report_probe(samples, mode="weighted_sum")
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
     table = models.scorer.score(batch.prompts, sources[:, None])
     assert report.copy_total == pytest.approx(combine(table, mode="weighted_sum").mean().item())
-    write_probe(report, probed_prompts(samples, mode="weighted_sum"), tmp_path / "probe")
-    assert (tmp_path / "probe" / "prompt-1-source-1.png").is_file()
-    for copy_total, pays in ((2.0, True), (-2.0, False)):
-        copied = replace(samples, copy_totals=torch.full((2,), copy_total))
-        # As if of enough prompts for a verdict.
-        found = list_findings(replace(report_probe(copied, **settings), prompts=24))
-        assert any("changing nothing pays" in finding.what for finding in found) == pays
+    assert [term.copied_source for term in report.terms] == pytest.approx(
+        table.raw.mean(dim=(0, 1)).tolist(), nan_ok=True
+    )
+    assert math.isnan(report_probe(samples, mode="normalize_then_sum").copy_total)
+    page = write_probe(report, samples, tmp_path / "probe").read_text()
+    assert 'alt="source: ' in page
 
     first = comparison.side_by_side[0].prompt_id
     save(

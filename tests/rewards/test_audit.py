@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from rewards.audit.audit import (
-    CONFLICT_THRESHOLD,
-    Conflict,
-    RewardAudit,
     audit_table,
     correlations,
     decoder_fractions,
     describe_rare_terms,
-    find_conflicts,
     headroom,
     saturation,
 )
@@ -155,31 +150,6 @@ def test_decoder_fraction_is_over_applicable_prompts_and_not_clipped() -> None:
     table = make_table(by_term(group, [[NAN, 1.0], *group[1:]]), [[True] * 3, [False, True, True]])
     decoded = torch.tensor(by_term([[0.0, 2.0]] * 3, [[0.0, NAN], [0.0, 2.0], [0.0, 2.0]]))
     assert_equal(decoder_fractions(decoded, table), [4.0, 4.0, NAN])
-
-
-def test_conflicts_are_pairs_below_the_threshold_the_worst_first() -> None:
-    term = audit_table(make_table(by_term([[0.0, 1.0]])), mode="weighted_sum").terms[0]
-    audit = RewardAudit(
-        terms=tuple(replace(term, name=name) for name in "abcd"),
-        correlations=torch.tensor(
-            [
-                [1.0, -0.4, CONFLICT_THRESHOLD, NAN],
-                [-0.4, 1.0, -0.9, 0.8],
-                [CONFLICT_THRESHOLD, -0.9, 1.0, -0.29],
-                [NAN, 0.8, -0.29, NAN],
-            ],
-            dtype=torch.float64,
-        ),
-        headroom=0.0,
-    )
-    weights = torch.ones(4)
-    assert find_conflicts(audit, weights) == (Conflict("b", "c", -0.9), Conflict("a", "b", -0.4))
-    assert find_conflicts(audit, weights, threshold=-0.5) == (Conflict("b", "c", -0.9),)
-    # Pushed down, b goes with a and c; it is d, which rises with it, that it is at odds with.
-    pushed = torch.tensor([1.0, -0.5, 1.0, 1.0])
-    assert find_conflicts(audit, pushed) == (Conflict("b", "d", -0.8),)
-    # What is only watched pulls at nothing.
-    assert find_conflicts(audit, torch.tensor([1.0, 0.0, 1.0, 1.0])) == ()
 
 
 def test_describe_rare_terms_adds_up_terms_that_apply_to_as_many_prompts() -> None:

@@ -24,8 +24,9 @@ from glm_grpo.report.probe.credit import (
     credits_compared,
     gradient_bytes,
 )
+from glm_grpo.report.probe.figures import report_probe
 from glm_grpo.report.probe.page import probe_tables, write_probe
-from glm_grpo.report.probe.probe import probed_prompts, report_probe, sample_probe
+from glm_grpo.report.probe.probe import sample_probe
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
@@ -39,7 +40,7 @@ class WrittenProbe:
     """What a probe has for the terminal.
 
     Attributes:
-        tables: Figures and findings.
+        tables: Figures.
         page: Path of the page.
     """
 
@@ -89,17 +90,9 @@ def probe_config(
     credit = _build_credit(config, models, batches, laters or ()) if needs_gradients else None
     settings = collect_settings(config)
     samples = sample_probe(models, batches, settings, noises=noises, credit=credit)
-    report = report_probe(
-        samples,
-        mode=config.reward.combine,
-        min_rank_correlation=config.decode.min_rank_correlation,
-        unscored={name for name, term in config.reward.terms.items() if term.when == "evaluation"},
-        of_text={name for name, term in config.reward.terms.items() if "text" in term.needs()},
-        credit=None if credit is None else credit.report(),
-    )
-    pictures = probed_prompts(samples, mode=config.reward.combine)
-    page = write_probe(report, pictures, directory)
-    return WrittenProbe(probe_tables(report), page)
+    found = None if credit is None else credit.report()
+    report = report_probe(samples, mode=config.reward.combine, credit=found)
+    return WrittenProbe(probe_tables(report), write_probe(report, samples, directory))
 
 
 def _has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:

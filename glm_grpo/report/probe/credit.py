@@ -38,14 +38,12 @@ class ProbedCredit:
     Attributes:
         by_image: Credit by image.
         by_place: Credit by place, by the value of `advantage.later`, in ascending order.
-        later: The config's value, which is one of them.
         batches: Number of batches, N.
         prompts: Prompts per batch.
     """
 
     by_image: Signal
     by_place: dict[float, Signal]
-    later: float
     batches: int
     prompts: int
 
@@ -191,7 +189,6 @@ class CreditProbe:
         return ProbedCredit(
             by_image=by_image,
             by_place=dict(zip(self._laters, by_place, strict=True)),
-            later=self.settings.advantage.later,
             batches=batches,
             prompts=self._prompts,
         )

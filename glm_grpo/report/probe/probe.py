@@ -1,11 +1,10 @@
-"""Sample the untrained model and report what each reward term measures there."""
+"""Sample the untrained model, and score its images, the targets and the sources."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -14,14 +13,11 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from glm_grpo.data.prompts import part_of_batch, prompts_at
-from glm_grpo.report.probe.credit import CreditProbe, ProbedCredit
-from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
-from glm_grpo.report.probe.page import ProbedPrompt
+from glm_grpo.report.probe.credit import CreditProbe
 from glm_grpo.seeds import derive_seed
 from glm_grpo.training.collect import CollectSettings, collect
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.joining import join_tables
-from glm_grpo.training.monitors.recheck import compare_ranks
 from glm_grpo.training.phase import (
     Models,
     PhaseClock,
@@ -30,8 +26,7 @@ from glm_grpo.training.phase import (
     sampling_size,
 )
 from glm_grpo.types import ImageBatch, PromptBatch
-from rewards.audit.audit import TermAudit, audit_table, decoder_fractions, find_conflicts
-from rewards.reweigh import Mode, combine
+from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
 
 logger = logging.getLogger(__name__)
@@ -102,28 +97,6 @@ def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
     )
 
 
-def report_decode(
-    full: FullDecode, cheap: RewardTable, *, mode: Mode, min_rank_correlation: float
-) -> ProbedDecode:
-    """Turns two decodes of the same samples into figures.
-
-    Args:
-        cheap: Raw scores of the samples as rollouts decode them.
-        mode: How terms are combined.
-        min_rank_correlation: Below which a run would fall back to the full decode.
-    """
-    agreement = compare_ranks(cheap, full.rewards, mode=mode)
-    return ProbedDecode(
-        steps=full.cheap_steps,
-        full_steps=full.steps,
-        rank_correlations=tuple(agreement.terms.values()),
-        total_rank_correlation=agreement.total,
-        min_rank_correlation=min_rank_correlation,
-        images_per_second=full.timed_images / full.cheap_seconds,
-        full_images_per_second=full.timed_images / full.seconds,
-    )
-
-
 @dataclass(frozen=True)
 class ProbeSamples:
     """What the untrained model makes of N prompts.
@@ -139,8 +112,8 @@ class ProbeSamples:
         reconstruction: Raw scores of the decoded tokens of the target image; NaN where a prompt
             has no target or a term does not apply.
         reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
-        copy_totals: Total of the unchanged first source picture, under the weights of the config;
-            NaN where a prompt has none, and where totals are relative to a group.
+        copies: Raw scores of the unchanged first source picture; NaN where a prompt has none or a
+            term does not apply.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
 
@@ -152,7 +125,7 @@ class ProbeSamples:
     target: Float32[Tensor, "N R"]
     reconstruction: Float32[Tensor, "N R"]
     reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
-    copy_totals: Float32[Tensor, " N"]
+    copies: Float32[Tensor, "N R"]
     full: FullDecode | None
 
 
@@ -215,7 +188,7 @@ def sample_probe(
         target=torch.cat([part.target for part in parts]),
         reconstruction=torch.cat([part.reconstruction for part in parts]),
         reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
-        copy_totals=torch.cat([part.copy_totals for part in parts]),
+        copies=torch.cat([part.copies for part in parts]),
         full=join_decodes(decodes) if decodes else None,
     )
 
@@ -240,7 +213,7 @@ def _probe_batch(
     models = models.with_decode_steps(cheap_steps)
     single = replace(batch, group_size=1)
     redrawn = [
-        _draw(models, _under_noise(single, number), token_ids[:, :1])[1].raw
+        decode_and_score(models, _under_noise(single, number), token_ids[:, :1])[1].raw
         for number in range(noises)
     ]
     target, reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
@@ -253,15 +226,9 @@ def _probe_batch(
         target=target,
         reconstruction=reconstruction,
         reconstructed_pixels=reconstructed_pixels,
-        copy_totals=_score_copies(models, batch, settings.combine),
+        copies=_score_copies(models, batch, len(table.names)),
         full=full,
     )
-
-
-def _draw(
-    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
-) -> tuple[ImageBatch, RewardTable]:
-    return decode_and_score(models, batch, token_ids)
 
 
 def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
@@ -281,132 +248,23 @@ def _decode_targets(
     with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
         token_ids = models.policy.tokenize_pictures(targets, has_preview=batch.num_sources == 0)
     some = prompts_at(batch, torch.tensor(rows))
-    images, decoded = _draw(models, some, token_ids.unsqueeze(1))
+    images, decoded = decode_and_score(models, some, token_ids.unsqueeze(1))
     with models.phase("reward", decoding_size(some)):
         given = models.scorer.score(some.prompts, targets[:, None])
     for scores, table in ((of_targets, given), (of_tokens, decoded)):
-        scores[rows] = table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)
+        scores[rows] = _single_scores(table)
     return of_targets, of_tokens, images.pixels[:, 0]
 
 
-def _score_copies(models: Models, batch: PromptBatch, mode: Mode) -> Float32[Tensor, " P"]:
-    """Totals of the source pictures as they are."""
-    if batch.num_sources == 0 or mode != "weighted_sum":
-        return torch.full((len(batch.prompts),), torch.nan)
+def _score_copies(models: Models, batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
+    """Scores of the first source pictures as they are."""
+    if batch.num_sources == 0:
+        return torch.full((len(batch.prompts), num_terms), torch.nan)
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
     with models.phase("reward", decoding_size(batch)):
-        table = models.scorer.score(batch.prompts, sources[:, None])
-    return combine(table, mode=mode)[:, 0]
+        return _single_scores(models.scorer.score(batch.prompts, sources[:, None]))
 
 
-def report_probe(
-    samples: ProbeSamples,
-    *,
-    mode: Mode,
-    min_rank_correlation: float,
-    unscored: Set[str] = frozenset(),
-    of_text: Set[str] = frozenset(),
-    credit: ProbedCredit | None = None,
-) -> ProbeReport:
-    """Turns samples into figures.
-
-    Args:
-        mode: How terms are combined.
-        min_rank_correlation: Between cheap and full decode, where a run would fall back.
-        unscored: Terms that only evaluations score.
-        of_text: Terms that read the text of a prompt.
-        credit: Comparison of credit by image and by place, if there is one.
-    """
-    table = samples.rewards
-    audit = audit_table(table, mode=mode)
-    weights = table.weights.tolist()
-    terms = zip(
-        audit.terms,
-        weights,
-        samples.target.nanmean(dim=0).tolist(),
-        samples.reconstruction.nanmean(dim=0).tolist(),
-        (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
-        decoder_fractions(samples.redrawn, table).tolist(),
-        equal_weights(audit.terms, table.weights, mode=mode).tolist(),
-        [name in unscored for name in table.names],
-        [name in of_text for name in table.names],
-        strict=True,
-    )
-    decode = None
-    if samples.full is not None:
-        decode = report_decode(
-            samples.full, table, mode=mode, min_rank_correlation=min_rank_correlation
-        )
-    return ProbeReport(
-        terms=tuple(ProbedTerm(*figures) for figures in terms),
-        audit=audit,
-        conflicts=find_conflicts(audit, table.weights),
-        prompts=len(samples.prompts),
-        group_size=samples.totals.shape[1],
-        decode=decode,
-        mean_total=samples.totals.mean().item(),
-        copy_total=samples.copy_totals.nanmean().item(),
-        credit=credit,
-    )
-
-
-def equal_weights(
-    terms: Sequence[TermAudit], weights: Float32[Tensor, " R"], *, mode: Mode
-) -> Float32[Tensor, " R"]:
-    """Weights at which all terms have the same spread inside groups in the total.
-
-    Each is proportional to 1 / `std_within` and has the sign of the term's weight; together they
-    are as large as `weights`.
-
-    Args:
-        terms: Audit of each term.
-        weights: Weights of the config, for the same terms.
-        mode: How terms are combined.
-
-    Returns:
-        NaN for a term of weight 0 or without spread, and for all under `normalize_then_sum`, where
-        equal weights have the same say.
-    """
-    if mode == "normalize_then_sum":
-        return torch.full_like(weights, torch.nan)
-    # A group that is flat to within rounding is no spread.
-    spreads = [term.std_within if term.flat_fraction < 1 else math.nan for term in terms]
-    inverses = (weights.sign() / torch.tensor(spreads)).masked_fill(weights == 0, torch.nan)
-    return inverses * (weights.abs().sum() / inverses.abs().nansum())
-
-
-def probed_prompts(samples: ProbeSamples, *, mode: Mode) -> list[ProbedPrompt]:
-    """The pictures of each prompt with their totals.
-
-    Args:
-        mode: How terms are combined. Under `normalize_then_sum` totals are relative to a group, and
-            a picture outside it has none.
-    """
-    reconstructed_pixels = iter(samples.reconstructed_pixels)
-    prompts = []
-    for row, prompt in enumerate(samples.prompts):
-        own, total = None, math.nan
-        if prompt.target is not None:
-            own = next(reconstructed_pixels)
-            if mode == "weighted_sum":
-                total = _reconstruction_total(samples, row)
-        prompts.append(
-            ProbedPrompt(
-                prompt=prompt,
-                pixels=samples.images.pixels[row],
-                totals=samples.totals[row],
-                reconstructed_pixels=own,
-                reconstruction_total=total,
-            )
-        )
-    return prompts
-
-
-def _reconstruction_total(samples: ProbeSamples, row: int) -> float:
-    table = samples.rewards
-    single = replace(
-        table,
-        raw=samples.reconstruction[row].nan_to_num()[None, None],
-        is_applicable=table.is_applicable[row : row + 1],
-    )
-    return combine(single, mode="weighted_sum").item()
+def _single_scores(table: RewardTable) -> Float32[Tensor, "P R"]:
+    """Scores of one picture a prompt; NaN where a term does not apply."""
+    return table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)

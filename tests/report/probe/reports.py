@@ -9,8 +9,8 @@ from torch import Tensor
 
 from glm_grpo.grpo.signal_to_noise import Signal
 from glm_grpo.report.probe.credit import ProbedCredit
-from glm_grpo.report.probe.findings import ProbedDecode, ProbedTerm, ProbeReport
-from rewards.audit.audit import Conflict, RewardAudit, TermAudit
+from glm_grpo.report.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
+from rewards.audit.audit import RewardAudit, TermAudit
 
 NAN = float("nan")
 AUDITED = (
@@ -21,9 +21,9 @@ HEALTHY: dict[str, Any] = {
     **{"name": "lpips", "mean": 0.5, "std": 0.25, "std_within": 0.125, "flat_fraction": 0.0},
     **{"advantage_share": 0.5, "headroom": 0.25, "saturation": 0.0},
     **{"weight": 0.5, "target": 1.0, "reconstruction": 1.0, "room": 0.5, "decoder_fraction": 0.125},
-    "equal_weight": 0.5,
+    **{"equal_weight": 0.5, "copied_source": NAN},
 }
-"""A term of which there is nothing to say."""
+"""A term of prompts with targets and without sources."""
 UNDEFINED = dict.fromkeys(
     (
         *("mean", "std", "std_within", "flat_fraction", "headroom", "saturation"),
@@ -45,41 +45,47 @@ def make_term(**overrides: Any) -> ProbedTerm:
 def make_report(
     *terms: ProbedTerm,
     correlations: Tensor | None = None,
-    conflicts: tuple[Conflict, ...] = (),
-    prompts: int = 24,
     decode: ProbedDecode | None = None,
 ) -> ProbeReport:
     if correlations is None:
         correlations = torch.eye(len(terms), dtype=torch.float64)
     audit = RewardAudit(tuple(term.audit for term in terms), correlations, headroom=0.1875)
-    return ProbeReport(terms, audit, conflicts, prompts=prompts, group_size=8, decode=decode)
+    return ProbeReport(
+        terms,
+        audit,
+        prompts=24,
+        group_size=8,
+        mean_total=0.625,
+        copy_total=NAN,
+        decode=decode,
+        credit=None,
+    )
 
 
 def with_other(**overrides: Any) -> ProbeReport:
-    """A report of a term and of a healthy one of the same weight."""
+    """A report of a term and of another one of the same weight."""
     return make_report(make_term(**overrides), make_term(name="ocr"))
 
 
-def make_decode(**overrides: Any) -> ProbedDecode:
-    figures: dict[str, Any] = {
-        **{"steps": 1, "full_steps": 4, "rank_correlations": (0.96875, NAN)},
-        **{"total_rank_correlation": 0.9, "min_rank_correlation": 0.9},
-        **{"images_per_second": 36.0, "full_images_per_second": 24.0},
-    }
-    return ProbedDecode(**(figures | overrides))
+def make_decode() -> ProbedDecode:
+    return ProbedDecode(
+        steps=1,
+        full_steps=4,
+        rank_correlations=(0.96875, NAN),
+        total_rank_correlation=0.9,
+        images_per_second=36.0,
+        full_images_per_second=24.0,
+    )
 
 
-def make_credit(
-    relative: float = 2.9, low: float = 1.9, high: float = 3.9, cosine: float = 0.914
-) -> ProbedCredit:
-    """Eight batches of four prompts; the config's `later` is 0.25."""
+def make_credit() -> ProbedCredit:
+    """Eight batches of four prompts."""
     return ProbedCredit(
         by_image=Signal(0.0876, 1.0, 1.0, 1.0, 1.0, 1.0),
         by_place={
-            0.25: Signal(0.254, relative, low, high, cosine, 1.456),
+            0.25: Signal(0.254, 2.9, 1.9, 3.9, 0.914, 1.456),
             1.0: Signal(-0.01, NAN, NAN, NAN, NAN, NAN),
         },
-        later=0.25,
         batches=8,
         prompts=4,
     )

@@ -120,7 +120,7 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
     for found, wanted in zip([report.by_image, *report.by_place.values()], expected, strict=True):
         assert vars(found) == pytest.approx(vars(wanted), rel=1e-5, nan_ok=True)
     assert (*report.by_place,) == LATERS
-    assert (report.later, report.batches, report.prompts) == (0.5, 5, PROMPTS)
+    assert (report.batches, report.prompts) == (5, PROMPTS)
 
 
 def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> None:

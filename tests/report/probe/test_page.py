@@ -13,10 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.report.probe.findings import ProbeReport
-from glm_grpo.report.probe.page import ProbedPrompt, probe_tables, write_probe
-from rewards.audit.audit import Conflict
-from rewards.types import Prompt
+from glm_grpo.report.probe.figures import ProbeReport
+from glm_grpo.report.probe.page import probe_tables, write_probe
+from glm_grpo.report.probe.probe import ProbeSamples
+from glm_grpo.types import ImageBatch
+from rewards.types import Prompt, RewardTable
 from tests.report.probe.reports import (
     NAN,
     UNDEFINED,
@@ -30,18 +31,35 @@ from tests.report.probe.reports import (
 HOSTILE = '"><script>alert(1)</script>\' onerror="x" {{ 7 * 7 }} & [red] $x_1$ שלום 🙂'
 
 
-def make_prompt(
-    text: str = "a sign", *, totals: tuple[float, ...] = (0.25, 0.75), has_target: bool = True
-) -> ProbedPrompt:
-    """Sample i is of grey 10 i; the target is white, its own tokens nearly so."""
+def make_samples(
+    *prompts: str, totals: tuple[float, ...] = (0.25, 0.75, 0.5), without_target: str = ""
+) -> ProbeSamples:
+    """Sample i is of grey 10 i; targets are white, their own tokens nearly so."""
     target = torch.full((3, 32, 64), 255, dtype=torch.uint8)
-    samples = [torch.full((3, 32, 64), 10 * index) for index in range(len(totals))]
-    return ProbedPrompt(
-        prompt=Prompt(text, text, target=target if has_target else None),
-        pixels=torch.stack(samples).to(torch.uint8),
-        totals=torch.tensor(totals),
-        reconstructed_pixels=target - 5 if has_target else None,
-        reconstruction_total=0.875 if has_target else NAN,
+    targets = [None if prompt == without_target else target for prompt in prompts]
+    samples = torch.arange(0, 10 * len(totals), 10).to(torch.uint8)
+    pixels = samples.view(1, -1, 1, 1, 1).repeat(len(prompts), 1, 3, 32, 64)
+    scores = torch.zeros(len(prompts), 1)
+    return ProbeSamples(
+        prompts=tuple(
+            Prompt(prompt, prompt, target=target)
+            for prompt, target in zip(prompts, targets, strict=True)
+        ),
+        images=ImageBatch(pixels, (0,) * len(prompts)),
+        rewards=RewardTable(
+            names=("lpips",),
+            raw=torch.zeros(len(prompts), len(totals), 1),
+            is_applicable=torch.ones(len(prompts), 1, dtype=torch.bool),
+            weights=torch.ones(1),
+            std_floors=torch.ones(1),
+        ),
+        totals=torch.tensor(totals).expand(len(prompts), -1),
+        redrawn=torch.zeros(len(prompts), 2, 1),
+        target=scores,
+        reconstruction=scores,
+        reconstructed_pixels=torch.stack([each - 5 for each in targets if each is not None]),
+        copies=scores,
+        full=None,
     )
 
 
@@ -63,15 +81,23 @@ def test_tables_show_every_figure_of_a_term() -> None:
     report = make_report(make_term(**lpips, std_within=0.03125), make_term(**PSNR))
     # Shares and fractions with three decimals, scores with three digits that count.
     assert rows_of(report, "lpips")[:2] == [
-        ["lpips", "0.4", "0.125", "0.500", "0.312", "0.0625", "0.0312", "0.000"],
-        ["lpips", "0.250", "1.00", "1.00", "0.500", "0.000", "0.125"],
+        ["lpips", "0.4", "0.125", "0.500", "0.0625", "0.0312", "0.000"],
+        ["lpips", "0.312", "0.250", "1.00", "1.00", "0.500", "0.000", "0.125"],
     ]
     assert rows_of(report, "psnr")[:2] == [
-        ["psnr", "0.1", "0.875", "0.00325", "23.5", "4.00", "2.00", "0.250"],
-        ["psnr", "2.50", "1.00", "30.0", "6.54", "0.250", "1.250"],
+        ["psnr", "0.1", "0.875", "0.00325", "4.00", "2.00", "0.250"],
+        ["psnr", "23.5", "2.50", "1.00", "30.0", "6.54", "0.250", "1.250"],
     ]
-    assert rows_of(report, "total") == [["total", "0.188", *"-----"]]
-    assert rows_of(with_other(), "-") == [["-", "nothing stands out", "-"]]
+    assert rows_of(report, "total") == [["total", "0.625", "0.188", *"-----"]]
+
+
+def test_tables_show_what_copies_of_the_source_would_score_where_there_are_sources() -> None:
+    report = replace(with_other(copied_source=0.75), copy_total=0.875)
+    lasts = [rows_of(report, name)[-2 if name != "total" else 0][-1] for name in ("lpips", "ocr")]
+    assert lasts == ["0.750", "-"]
+    assert rows_of(report, "total")[0][-1] == "0.875"
+    assert probe_tables(report)[1].columns[-1] == "copied\nsource"
+    assert "copied\nsource" not in probe_tables(with_other())[1].columns
 
 
 def test_tables_show_a_dash_for_what_has_no_value() -> None:
@@ -81,8 +107,8 @@ def test_tables_show_a_dash_for_what_has_no_value() -> None:
         correlations=torch.tensor([[NAN, NAN], [NAN, 1.0]], dtype=torch.float64),
     )
     assert rows_of(report, "lpips")[:3] == [
-        ["lpips", "0.5", "0.000", *"-----"],
-        ["lpips", *"------"],
+        ["lpips", "0.5", "0.000", *"----"],
+        ["lpips", *"-------"],
         ["lpips", "-", "-"],
     ]
 
@@ -91,7 +117,6 @@ def test_tables_show_how_cheap_rollouts_rank_and_what_they_save() -> None:
     report = make_report(make_term(), make_term(name="ocr"), decode=make_decode())
     assert rows_of(report, "1") == [["1", "36.0", "0.969", "-", "0.900"]]
     assert rows_of(report, "4") == [["4", "24.0", "-", "-", "-"]]
-    assert "fewer steps are 1.50 x as fast" in probe_tables(report)[3].note
     assert rows_of(with_other(), "1") == []
 
 
@@ -107,29 +132,17 @@ def test_tables_show_the_signal_to_noise_ratio_of_each_kind_of_credit() -> None:
     assert title in [table.title for table in probe_tables(report)]
 
 
-WRITTEN = make_report(
-    make_term(weight=0.3, advantage_share=0.875),
-    make_term(
-        **{"name": HOSTILE, "weight": 0.1, "advantage_share": 0.125},
-        **{"reconstruction": NAN, "room": NAN},
-    ),
-    correlations=torch.tensor([[1.0, -0.5], [-0.5, 1.0]], dtype=torch.float64),
-    conflicts=(Conflict("lpips", HOSTILE, -0.5),),
-)
-PROMPTS = (
-    make_prompt("a sign", totals=(0.5, 0.75, 0.25)),
-    make_prompt("flat", totals=(0.5, 0.5, 0.5)),
-    make_prompt("no target", has_target=False),
-    replace(make_prompt("no total"), reconstruction_total=NAN),
-    make_prompt(HOSTILE),
-    *map(make_prompt, ("sixth", "seventh", "eighth", "ninth")),
-)
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with something of everything."""
-    return write_probe(WRITTEN, PROMPTS, tmp_path_factory.mktemp("probe") / "a #1 50%")
+    report = make_report(
+        make_term(),
+        make_term(name=HOSTILE),
+        correlations=torch.tensor([[1.0, -0.5], [-0.5, 1.0]], dtype=torch.float64),
+    )
+    others = ("third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    samples = make_samples("no target", HOSTILE, *others, without_target="no target")
+    return write_probe(report, samples, tmp_path_factory.mktemp("probe") / "a #1 50%")
 
 
 @pytest.fixture(scope="module")
@@ -137,43 +150,32 @@ def page(path: Path, read_page: Callable[[Path], Any]) -> Any:
     return read_page(path)
 
 
-def test_page_shows_advice_first_then_figures_with_bars(path: Path, page: Any) -> None:
-    titles = ["Conflicts", "Findings", "What drives the advantage: 24 prompts, 8 samples each"]
+def test_page_shows_the_tables(page: Any) -> None:
+    titles = ["What drives the advantage: 24 prompts, 8 samples each", "Correlation inside groups"]
     assert [text for text in page.texts if text in titles] == titles
-    assert page.after("correlation inside groups", 2) == [f"lpips and {HOSTILE}", "-0.500"]
-    assert page.after("what to do", 2) == [
-        "lpips",
-        "drives the training almost alone: 0.875 of the advantage for 0.750 of the weights",
-    ]
     start = page.texts.index("Correlation inside groups")
     assert page.texts[start + 1 : start + 10] == [
         *("term", "lpips", HOSTILE, "lpips", "1.000", "-0.500", HOSTILE, "-0.500", "1.000"),
     ]
-    # Shares of weights and advantage, the decoder's part, and correlations, orange below 0.
-    bars = re.findall(r"--c(\d)\) 40%, transparent\) ([\d.]+)%", path.read_text())
-    assert bars == [
-        *(("0", "75.0"), ("0", "87.5"), ("0", "25.0"), ("0", "12.5"), *2 * [("0", "12.5")]),
-        *(("0", "100.0"), ("1", "50.0"), ("1", "50.0"), ("0", "100.0")),
-    ]
 
 
 def test_page_shows_target_reconstruction_best_and_worst_sample(path: Path, page: Any) -> None:
-    assert page.after("a sign", 7) == [
-        *("Target", "Target's own tokens", "total", "0.875"),
-        *("Best of 3", "total", "0.750"),
-    ]
-    assert page.after("no target", 3) == ["Best of 2", "total", "0.750"]
-    assert page.after("no total", 4) == ["Target", "Target's own tokens", "total", "-"]
-    greys = {"1-target": 255, "1-own": 250, "1-best": 10, "1-worst": 20}
-    # Of a flat group two different samples.
-    for name, grey in {**greys, "2-best": 0, "2-worst": 20}.items():
+    ends = ["best of 3: total 0.750", "worst of 3: total 0.250"]
+    assert page.after("no target", 2) == ends
+    assert page.after("third", 4) == ["target", "target's own tokens", *ends]
+    # As they were decoded, to the bit; of a prompt without a target the samples alone.
+    for name, grey in {"1-1": 10, "1-2": 0, "3-1": 255, "3-2": 250, "3-3": 10, "3-4": 0}.items():
         picture = np.asarray(Image.open(path.parent / f"prompt-{name}.png"))
         assert picture.shape == (32, 64, 3)
-        if name in greys:
-            # As it was decoded, to the bit.
-            assert (picture == grey).all()
+        assert (picture == grey).all()
     assert "eighth" in page.texts
     assert "ninth" not in page.texts
+
+
+def test_page_shows_two_samples_of_a_flat_group(tmp_path: Path) -> None:
+    write_probe(with_other(), make_samples("flat", totals=(0.5, 0.5, 0.5)), tmp_path)
+    best, worst = (np.asarray(Image.open(tmp_path / f"prompt-1-{n}.png")) for n in (3, 4))
+    assert (best != worst).all()
 
 
 def test_page_shows_what_users_wrote_as_text(path: Path, page: Any) -> None:
@@ -182,20 +184,6 @@ def test_page_shows_what_users_wrote_as_text(path: Path, page: Any) -> None:
     assert not [name for name in names if name.startswith("on")]
     # A row of each of three tables, a column of the last, and a prompt.
     assert page.texts.count(HOSTILE) == 5
-    assert page.alternatives()["prompt-5-best.png"] == f"Best of 2: {HOSTILE}"
+    assert page.alternatives()["prompt-2-4.png"] == f"worst of 3: total 0.250: {HOSTILE}"
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
     assert page.linked() == {file.name for file in path.parent.glob("*.png")}
-
-
-def test_page_of_what_has_no_value_and_no_samples(
-    tmp_path: Path, read_page: Callable[[Path], Any]
-) -> None:
-    report = make_report(
-        make_term(**UNDEFINED, advantage_share=0.0),
-        make_term(name="ocr", advantage_share=0.75),
-        correlations=torch.full((2, 2), NAN, dtype=torch.float64),
-        decode=make_decode(),
-    )
-    path = write_probe(report, [], tmp_path)
-    assert "Images" not in read_page(path).texts
-    assert not re.search(r"\bnan\b", path.read_text(), re.IGNORECASE)
