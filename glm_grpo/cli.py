@@ -495,7 +495,7 @@ def _add_compare(commands: _Commands) -> None:
         commands,
         "compare",
         "compare runs by one reward",
-        "glm-grpo compare outputs/DATE/TIME_A outputs/DATE/TIME_B --html",
+        "glm-grpo compare outputs/DATE/TIME_A outputs/DATE/TIME_B",
         "glm-grpo compare multirun/DATE/TIME ocr=1    # judge the runs of a sweep by OCR alone",
     )
     command.add_argument(
@@ -511,15 +511,7 @@ def _add_compare(commands: _Commands) -> None:
         metavar="TERM=WEIGHT",
         help="weights of the total that judges all runs (those of the first run)",
     )
-    command.add_argument(
-        "--html", action="store_true", help="show the images of all runs side by side on the page"
-    )
-    command.add_argument(
-        "--output",
-        type=types.output_folder,
-        default="outputs/compare",
-        help="folder for the page (outputs/compare)",
-    )
+    command.add_argument("--json", action="store_true", help="print the figures as JSON")
     command.set_defaults(command=_compare)
 
 
@@ -533,11 +525,13 @@ def _compare(options: argparse.Namespace) -> None:
     words = [*(word for word in given if "=" in word), *short]
     weights = types.parse_weights(words, option="--weights") if words else None
     from glm_grpo.report.compare.comparison import compare
-    from glm_grpo.report.compare.page import comparison_tables, write_comparison
+    from glm_grpo.report.compare.tables import comparison_json, comparison_tables
 
     comparison = compare(runs, weights)
-    _print_tables(comparison_tables(comparison))
-    _print(str(write_comparison(comparison, options.output, has_samples=options.html)))
+    if options.json:
+        _print(comparison_json(comparison))
+    else:
+        _print_tables(comparison_tables(comparison))
 
 
 def _add_serve_reward(commands: _Commands) -> None:

@@ -81,7 +81,7 @@ def test_the_package_is_a_command(
         (["gallery", "run", "--sheet", "folder.png"], "'folder.png' is a folder; give the name"),
         (["gallery", "run", "--sheet", "file/x.png"], "needs a folder, but .*/file is a file"),
         (["gallery", "run", "--port", "65536"], "'65536' must be a whole number from 0 to 65535"),
-        (["compare", "a", "b", "--output", "file"], "'file' needs a folder, but .*/file is a"),
+        (["eval", "a", "--output", "file"], "'file' needs a folder, but .*/file is a"),
     ],
     ids=ascii,
 )

@@ -25,11 +25,11 @@ class CompareRuns(Callback):
         """Print the tables, or why there are none."""
         # Libraries take seconds to import, which a mistake on the command line should not wait for.
         from glm_grpo.report.compare.comparison import compare  # noqa: PLC0415
-        from glm_grpo.report.compare.page import comparison_tables  # noqa: PLC0415
+        from glm_grpo.report.compare.tables import comparison_tables  # noqa: PLC0415
         from rewards.types import RewardError  # noqa: PLC0415
 
         folder = Path(config.hydra.sweep.dir)
-        again = f"glm-grpo compare {shlex.quote(str(folder))} --html"
+        again = f"glm-grpo compare {shlex.quote(str(folder))} ocr=1"
         try:
             comparison = compare([folder], None)
         except (GlmGrpoError, RewardError) as error:
@@ -37,4 +37,4 @@ class CompareRuns(Callback):
             return
         for table in comparison_tables(comparison):
             Console().print(table)
-        sys.stdout.write(f"to see their images:  {again}\n")
+        sys.stdout.write(f"to judge them by another reward:  {again}\n")

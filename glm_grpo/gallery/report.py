@@ -1,4 +1,4 @@
-"""Reports: tables for terminal and page, charts and pictures for the page."""
+"""Reports: tables for terminal and page, pictures for the page."""
 
 from __future__ import annotations
 
@@ -109,86 +109,6 @@ def change_row(row: SummaryRow) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One axis of a plot.
-
-    Attributes:
-        label: What is measured.
-        low: Value at `start`.
-        high: Value at `end`.
-        start: Where it begins, in units of the drawing.
-        end: Where it ends.
-    """
-
-    label: str
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        """Where a value stands, in units of the drawing."""
-        part = (value - self.low) / (self.high - self.low)
-        return round(self.start + part * (self.end - self.start), 1)
-
-    def ticks(self) -> list[float]:
-        """At most seven round values, in order: multiples of 1, 2 or 5 times a power of ten."""
-        least = (self.high - self.low) / 6
-        power = 10.0 ** math.floor(math.log10(least))
-        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
-        first, last = math.ceil(self.low / step), math.floor(self.high / step)
-        return [number * step for number in range(first, last + 1)]
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line of a plot, or one point, marked at its end by its number from 1."""
-
-    label: str
-    points: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """Lines or points over two axes.
-
-    Attributes:
-        title: What is shown.
-        description: Stands in place of the drawing.
-        x_label: Below the horizontal axis.
-        y_label: Above the vertical axis.
-        series: At least one.
-        untrained: A point to see the others against.
-        front: Points that are Pareto-optimal, ringed and joined.
-    """
-
-    title: str
-    description: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    untrained: tuple[float, float] | None = None
-    front: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def x(self) -> Axis:
-        """From left to right."""
-        return self._axis(0, self.x_label, 44, 348)
-
-    @property
-    def y(self) -> Axis:
-        """Upwards."""
-        return self._axis(1, self.y_label, 216, 28)
-
-    def _axis(self, index: int, label: str, start: float, end: float) -> Axis:
-        points = [point for series in self.series for point in series.points]
-        values = [point[index] for point in (*points, *filter(None, [self.untrained]))]
-        low, high = min(values), max(values)
-        margin = 0.08 * (high - low) or 0.5
-        return Axis(label, low - margin, high + margin, start, end)
-
-
-@dataclass(frozen=True)
 class Tile:
     """A picture with what is said about it.
 
@@ -254,7 +174,6 @@ class Report:
         title: Title of the page.
         summary: Its first paragraphs.
         tables: At least one.
-        charts: None or more.
         pictures: None or more.
         about_pictures: Above them.
     """
@@ -262,7 +181,6 @@ class Report:
     title: str
     summary: tuple[str, ...]
     tables: Sequence[Table]
-    charts: Sequence[Plot] = ()
     pictures: Sequence[Pictures] = ()
     about_pictures: str = ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32
 from torch import Tensor
 
 from glm_grpo.config import Config, flatten
@@ -54,12 +53,6 @@ _NOT_OF_THE_SCORE = frozenset(
     }
 )
 """Options of a term that leave its raw scores as they are."""
-
-_MOST_TRADE_OFFS = 6
-"""Pairs of terms that are drawn: all of up to four terms."""
-
-_LONGEST_LABEL = 44
-"""Characters that fit into the legend of a picture."""
 
 _BOOTSTRAP_SEED = 0
 _SWEEP_FILE = "multirun.yaml"
@@ -337,40 +330,6 @@ def _list_options(runs: Sequence[EvaluatedRun], name: str) -> str:
     )
 
 
-def pareto_optimal(points: Float64[Tensor, "N D"]) -> Bool[Tensor, " N"]:
-    """Which points no other point is at least as high as in all, and higher than in one."""
-    others, own = points[None, :, :], points[:, None, :]
-    is_beaten = (others >= own).all(dim=-1) & (others > own).any(dim=-1)
-    return ~is_beaten.any(dim=1)
-
-
-def find_trade_offs(
-    runs: Sequence[ComparedRun], untrained: Mapping[str, float], weights: Mapping[str, float]
-) -> tuple[TradeOff, ...]:
-    """Hold two terms against each other: which runs are Pareto-optimal after training.
-
-    Args:
-        runs: After training.
-        untrained: Mean raw score by term; its order gives the order of the pairs, of which the
-            first six are taken.
-        weights: By name of the term; one of negative weight is better where it is lower.
-    """
-    pairs = itertools.islice(itertools.combinations(untrained, 2), _MOST_TRADE_OFFS)
-    found = []
-    for pair in pairs:
-        signs = [-1.0 if weights.get(name, 0.0) < 0 else 1.0 for name in pair]
-        points = torch.tensor(
-            [
-                [sign * terms[name] for sign, name in zip(signs, pair, strict=True)]
-                for terms in (untrained, *(run.terms for run in runs))
-            ],
-            dtype=torch.float64,
-        )
-        is_optimal = pareto_optimal(points)[1:].tolist()
-        found.append(TradeOff(*pair, is_optimal=tuple(is_optimal)))
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class ComparedRun:
     """One run on the held-out prompts.
@@ -402,57 +361,6 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class TradeOff:
-    """Two terms against each other.
-
-    Attributes:
-        x: Name of one term.
-        y: Name of the other.
-        is_optimal: For each run, whether neither another run nor the untrained model is at least
-            as good in both terms and better in one (Pareto).
-    """
-
-    x: str
-    y: str
-    is_optimal: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class ComparedPicture:
-    """One picture of a run, or of the untrained model.
-
-    Attributes:
-        path: Path of the file, which may be gone.
-        scores: Raw score by term; None where the term does not apply.
-    """
-
-    path: Path
-    total: float
-    scores: Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
-class ComparedPrompt:
-    """One held-out prompt with the pictures that all runs made of it.
-
-    Attributes:
-        prompt: The caption.
-        texts: The texts that should appear.
-        target: File of the target image, which may be gone; None for a prompt without one.
-        samples: One for each sample, drawn with the same seeds: the picture of the untrained
-            model, then that of each run at its last evaluation.
-        sources: Files of the source pictures, which may be gone.
-    """
-
-    prompt_id: str
-    prompt: str
-    texts: tuple[str, ...]
-    target: Path | None
-    samples: tuple[tuple[ComparedPicture, ...], ...]
-    sources: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Runs judged by one reward on the same held-out prompts.
 
@@ -463,9 +371,7 @@ class Comparison:
         runs: In the order they were named.
         untrained: Mean raw score of each term at the first evaluation of the first run that did not
             start from another run's weights; of the first run if all did.
-        trade_offs: Pairs of terms; empty with a single term.
         left_out: Terms that not every run scored in the same way.
-        side_by_side: Every held-out prompt with the pictures of all runs.
         combine: Whether totals are weighted sums of raw scores, or of scores in units of the
             spread of the first evaluation of the first run.
         untrained_label: Other words for `untrained` if all runs started from weights.
@@ -476,35 +382,9 @@ class Comparison:
     samples_per_prompt: int
     runs: tuple[ComparedRun, ...]
     untrained: Mapping[str, float]
-    trade_offs: tuple[TradeOff, ...]
     left_out: tuple[str, ...]
-    side_by_side: tuple[ComparedPrompt, ...]
     combine: Mode = "weighted_sum"
     untrained_label: str = "untrained"
-
-    def labels(self) -> tuple[str, ...]:
-        """A short name for each run.
-
-        The title where all have one of their own, else what differs, else the folder: the first of
-        these that is short.
-        """
-        titles = [run.title or "" for run in self.runs]
-        settings = [_short_settings(run.settings) for run in self.runs]
-        texts = [run.name for run in self.runs]
-        for others in (settings, titles):
-            is_short = all(0 < len(text) <= _LONGEST_LABEL for text in others)
-            if is_short and len(set(others)) == len(others):
-                texts = others
-        return tuple(f"{number}: {text}" for number, text in enumerate(texts, start=1))
-
-
-def _short_settings(settings: Mapping[str, str]) -> str:
-    """`ocr.weight=0.3` for reward.terms.ocr.weight."""
-    return ", ".join(
-        f"{'.'.join(key.split('.')[-2:])}={value}"
-        for key, value in settings.items()
-        if key != _TRAINING and not key.startswith(_VERSIONS)
-    )
 
 
 def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Comparison:
@@ -559,9 +439,7 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
         samples_per_prompt=runs[0].config.eval.samples_per_prompt,
         runs=compared,
         untrained=untrained,
-        trade_offs=find_trade_offs(compared, untrained, chosen),
         left_out=left_out,
-        side_by_side=place_side_by_side(runs, origin, common, terms),
         combine=common.combine,
         untrained_label="untrained" if unstarted else "run 1, step 0",
     )
@@ -667,71 +545,3 @@ class CommonReward:
             for each in (evaluation, self.untrained)
         )
         return combine(table, mode=self.combine, untrained=untrained)
-
-
-def place_side_by_side(
-    runs: Sequence[EvaluatedRun],
-    origin: EvaluatedRun,
-    reward: CommonReward,
-    terms: Sequence[str],
-) -> tuple[ComparedPrompt, ...]:
-    """Each held-out prompt with the pictures of the untrained model and of every run.
-
-    Args:
-        runs: Runs on the same prompts in the same order, sampled with the same seeds.
-        origin: Run whose first evaluation has the untrained model's pictures.
-        reward: Makes the totals.
-        terms: Whose scores are given.
-
-    Returns:
-        In stored order.
-    """
-    first = origin.evaluations[0]
-    ends = [run.evaluations[-1] for run in runs]
-    folders = [origin.folder, *(run.folder for run in runs)]
-    columns = [
-        _pictures(evaluation, folder, reward, terms)
-        for evaluation, folder in zip((first, *ends), folders, strict=True)
-    ]
-    groups, (rows, samples) = first.groups, first.groups.raw.shape[:2]
-    return tuple(
-        ComparedPrompt(
-            prompt_id=groups.prompt_ids[row],
-            prompt=groups.prompts[row],
-            texts=first.texts[row],
-            target=None
-            if (target := first.targets[row]) is None
-            else origin.folder.picture(target),
-            sources=tuple(map(origin.folder.picture, first.sources[row])),
-            samples=tuple(
-                tuple(column[row * samples + sample] for column in columns)
-                for sample in range(samples)
-            ),
-        )
-        for row in range(rows)
-    )
-
-
-def _pictures(
-    evaluation: StoredEvaluation,
-    folder: RunFolder,
-    reward: CommonReward,
-    terms: Sequence[str],
-) -> list[ComparedPicture]:
-    """All pictures of an evaluation, in stored order."""
-    groups = evaluation.groups
-    totals = reward.totals(evaluation).flatten().tolist()
-    samples = groups.raw.shape[1]
-    scores = {name: groups.raw[:, :, groups.names.index(name)].flatten().tolist() for name in terms}
-    applies = {name: evaluation.applies(name).tolist() for name in terms}
-    return [
-        ComparedPicture(
-            path=folder.picture(image),
-            total=total,
-            scores={
-                name: scores[name][index] if applies[name][index // samples] else None
-                for name in terms
-            },
-        )
-        for index, (image, total) in enumerate(zip(groups.images, totals, strict=True))
-    ]

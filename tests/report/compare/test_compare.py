@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -20,8 +19,8 @@ from glm_grpo.cli import main
 from glm_grpo.commands.sweep import CompareRuns
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
-from glm_grpo.report.compare.comparison import compare, pareto_optimal
-from glm_grpo.report.compare.page import comparison_tables
+from glm_grpo.report.compare.comparison import compare
+from glm_grpo.report.compare.tables import comparison_tables
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.origin import Origin, write_origin
 from glm_grpo.run.tables import Weighing, weighing_metadata
@@ -160,30 +159,10 @@ def test_compare_judges_by_the_first_runs_reward_in_units_of_the_untrained_sprea
     assert comparison.runs[0].totals == pytest.approx((0.0, 0.0), abs=1e-6)
     expected = 0.5 * (0 + 0.5 + 0.5 + 0.5) / 4 / std
     assert comparison.runs[1].totals == pytest.approx((0.0, expected), abs=1e-6)
-    (*_, last) = comparison.side_by_side[0].samples
-    assert [picture.total for picture in last] == pytest.approx([0, 0, 0.25 / std], abs=1e-6)
     # Weights that are given judge raw scores, as ever: 0.5 * 0.875 + 0.5 * 0.5.
     raw = compare(runs, WEIGHTS)
     assert raw.combine == "weighted_sum"
     assert raw.runs[1].totals == (0.5, 0.6875)
-
-
-def test_compare_places_pictures_of_the_same_seeds_side_by_side(make_run: MakeRun) -> None:
-    before = {"p0": {"lpips": [0.25, 0.5], "ocr": [None, None]}, "p1": {"ocr": [0.0, 1.0]}}
-    after = {"p0": {"lpips": [0.75, 1.0], "ocr": [None, None]}, "p1": {"ocr": [0.5, 0.25]}}
-    runs = [make_run("a", {0: before, 5: before}), make_run("b", {0: before, 5: after, 10: after})]
-    first, second = compare(runs, {"lpips": 1.0, "ocr": 1.0}).side_by_side
-    assert (first.prompt_id, first.prompt, first.texts) == ("p0", "a sign, p0", ("CAT",))
-    assert first.target == runs[0] / "images/targets/p0.png"
-    # Columns: untrained, run 1, run 2. OCR does not apply, so LPIPS takes over its weight: twice.
-    totals = [[picture.total for picture in row] for row in first.samples]
-    assert totals == [[0.5, 0.5, 1.5], [1.0, 1.0, 2.0]]
-    # LPIPS is 0.5 where nothing else is said.
-    totals = [[picture.total for picture in row] for row in second.samples]
-    assert totals == [[0.5, 0.5, 1.0], [1.5, 1.5, 0.75]]
-    assert first.samples[1][2].scores == {"lpips": 1.0, "ocr": None, "ssim": 0.5, "aesthetic": 0.5}
-    paths = [picture.path for picture in second.samples[1]]
-    assert paths == [runs[index] / "images/p1-1.png" for index in (0, 0, 1)]
 
 
 def test_compare_pairs_gains_by_prompt(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +237,6 @@ def test_compare_lists_versions_of_packages(make_run: MakeRun) -> None:
     write_origin(RunFolder(runs[1]), dataclasses.replace(ORIGIN, versions=versions))
     comparison = compare(runs, WEIGHTS)
     assert comparison.runs[1].settings == {"versions.torch": "2.11.0", "versions.peft": "0.20"}
-    assert comparison.labels() == ("1: a", "2: b")
     for run, training in zip(runs, ({"0": "a"}, {"0": "b"}), strict=True):
         write_origin(RunFolder(run), dataclasses.replace(ORIGIN, training=training))
     first, second = (run.settings for run in compare(runs, WEIGHTS).runs)
@@ -399,27 +377,6 @@ def test_compare_takes_a_sweep_by_its_folder(make_run: MakeRun, tmp_path: Path) 
     assert [run.name for run in compare([sweep], WEIGHTS).runs] == ["0", "9", "10"]
 
 
-def test_compare_marks_optimal_runs_of_every_pair(make_run: MakeRun) -> None:
-    # lpips, ocr: untrained (0.375, 0.25); a (0.75, 0.375), b (0.25, 0.875) and c (0.25, 0.25).
-    third = {0: UNTRAINED, 20: lpips_and_ocr((0.25, 0.25), (0.25, 0.25))}
-    runs = [make_run("a", FIRST), make_run("b", SECOND), make_run("c", third)]
-    trade_offs = compare(runs, WEIGHTS).trade_offs
-    names = [(trade_off.x, trade_off.y) for trade_off in trade_offs]
-    # Terms that are weighted first; six pairs of four.
-    assert names[0] == ("lpips", "ocr")
-    assert len(names) == len(set(names)) == 6
-    assert trade_offs[0].is_optimal == (True, True, False)
-    # A negative weight asks for less lpips: b is lowest there and highest in ocr.
-    negative = compare(runs, {"lpips": -0.5, "ocr": 0.5}).trade_offs[0]
-    assert negative.is_optimal == (False, True, False)
-
-
-def test_pareto_optimal_keeps_what_no_other_point_beats() -> None:
-    # (2, 2) beats (1, 2) and (1, 1); (0, 3) is higher in the second; (2, 2) twice beats neither.
-    points = torch.tensor([[2, 2], [1, 2], [1, 1], [0, 3], [2, 2]], dtype=torch.float64)
-    assert pareto_optimal(points).tolist() == [True, False, False, True, True]
-
-
 def test_the_end_of_a_sweep_prints_what_the_command_prints(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -430,13 +387,10 @@ def test_the_end_of_a_sweep_prints_what_the_command_prints(
     CompareRuns().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}}))
     printed = capsys.readouterr().out
 
-    main(["compare", str(sweep), "--html", "--output", str(tmp_path / "page")])
+    main(["compare", str(sweep)])
 
-    tables = capsys.readouterr().out.removesuffix(f"{tmp_path / 'page' / 'index.html'}\n")
-    again = f"to see their images:  glm-grpo compare '{sweep}' --html\n"
-    assert printed == tables + again
-    # Of two prompts with two samples: a target and three columns.
-    assert (tmp_path / "page" / "index.html").read_text().count("Image missing") == 16
+    again = f"to judge them by another reward:  glm-grpo compare '{sweep}' ocr=1\n"
+    assert printed == capsys.readouterr().out + again
 
 
 def test_a_sweep_that_cannot_be_compared_ends_all_the_same(
