@@ -58,11 +58,15 @@ def _drive_table(report: ProbeReport) -> Table:
         f"what drives the advantage: {report.prompts} prompts, {report.group_size} samples each",
         (
             *("term", "weight", "share", "equal\nweight"),
-            *("std", "std\ninside\ngroups", "flat\ngroups"),
+            *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
         ),
-        tuple(map(_drive_row, report.terms)),
+        (
+            *map(_drive_row, report.terms),
+            ("total", *(NO_VALUE,) * 3, _show(report.mean_total), *(NO_VALUE,) * 3),
+        ),
         "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled to "
-        "the sum of the weights; flat groups: fraction whose images all score the same",
+        "the sum of the weights, for the same say; flat groups: fraction whose images all score "
+        "the same",
     )
 
 
@@ -70,7 +74,7 @@ def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
     audit = term.audit
     return (
         *(audit.name, f"{term.weight:g}", _show_share(audit.advantage_share)),
-        *map(_show, (term.equal_weight, audit.std, audit.std_within)),
+        *map(_show, (term.equal_weight, audit.mean, audit.std, audit.std_within)),
         _show_share(audit.flat_fraction),
     )
 
@@ -79,10 +83,10 @@ def _gain_table(report: ProbeReport) -> Table:
     copied = [term.copied_source for term in report.terms] + [report.copy_total]
     rows = [
         *map(_gain_row, report.terms),
-        ("total", _show(report.mean_total), _show(report.audit.headroom), *(NO_VALUE,) * 5),
+        ("total", _show(report.audit.headroom), *(NO_VALUE,) * 5),
     ]
     columns = [
-        *("term", "mean", "headroom", "targets", "own\ntokens", "room"),
+        *("term", "headroom", "targets", "own\ntokens", "room"),
         *("tied\nat best", "decoder's\npart"),
     ]
     # Only edits have sources.
@@ -101,7 +105,7 @@ def _gain_table(report: ProbeReport) -> Table:
 
 def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
     audit = term.audit
-    scores = (audit.mean, audit.headroom, term.target, term.reconstruction, term.room)
+    scores = (audit.headroom, term.target, term.reconstruction, term.room)
     return (
         *(audit.name, *map(_show, scores)),
         *map(_show_share, (audit.saturation, term.decoder_fraction)),
