@@ -16,7 +16,7 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
@@ -68,17 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     nearest = difflib.get_close_matches(words[0], commands, n=1)
     if chosen is None and nearest:
         parser.error(f"there is no command {words[0]!r}: did you mean {nearest[0]}?")
-    if chosen is not None and "--config-dir" in chosen.format_usage():
-        refused = types.find_config_option(words)
-        if refused:
-            chosen.error(refused)
     # Intermixed, because key=value may stand before or after options.
-    if chosen is None:
-        options = parser.parse_args(words)
-    else:
-        options, unknown = chosen.parse_known_intermixed_args(words[1:])
-        if unknown:
-            chosen.error(types.describe_unknown(words, unknown))
+    options = (
+        parser.parse_args(words) if chosen is None else chosen.parse_intermixed_args(words[1:])
+    )
     from glm_grpo.terminal import errors_explained
 
     with errors_explained(f"glm-grpo {words[0]}"):
@@ -147,10 +140,11 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _compose(options: argparse.Namespace, *, filled: Mapping[str, str] | None = None) -> Config:
+def _compose(options: argparse.Namespace, *defaults: str) -> Config:
     from glm_grpo.config import compose_config
 
-    return compose_config(options.config_dir, options.config_name, options.overrides, filled=filled)
+    overrides = [*defaults, *options.overrides]
+    return compose_config(options.config_dir, options.config_name, overrides)
 
 
 def _compose_with_prompts(options: argparse.Namespace) -> Config:
@@ -288,7 +282,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     measured = None if options.measured is None else RunFolder(options.measured)
     if measured is None:
-        config = _compose(options, filled=dict.fromkeys(("data.path", "data.eval_path"), "none"))
+        config = _compose(options, "data.path=none", "data.eval_path=none")
     elif options.cpu or options.config_name or options.config_dir or options.overrides:
         raise ConfigError(
             "--measured uses the run's own config, and compares its times with those of a device; "

@@ -214,7 +214,7 @@ def _read_config(config: object) -> RewardConfig:
     try:
         return RewardConfig.model_validate(config)
     except ValidationError as error:
-        problems = find_problems(error, RewardConfig, config)
+        problems = find_problems(error, RewardConfig)
         raise ValueError(describe_problems(problems)) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import runpy
 from importlib.metadata import version
@@ -68,20 +67,16 @@ def test_the_package_is_a_command(
     [
         (["trian", "--config-dir", "my-run"], "no command 'trian': did you mean train?"),
         (["plan", "--cup"], "unrecognized arguments: --cup$"),
-        (["check", "--config", "a/b.yaml"], "name the folder .*--config-dir a --config-name b"),
-        (["check", "--steps", "5"], "--steps; .* did you mean train.steps=5 or decode.steps=5"),
-        (["check", "--eval-path=a"], r"--eval-path=a; .* did you mean data\.eval_path=a\?"),
+        (["check", "--config", "a"], "could match --config-name, --config-dir"),
         (["plan", "--memory", "24"], "--memory: '24' must be a number and a unit"),
-        (["plan", "--prompt-tokens", "0"], "must be a whole number from 1 to 1000000"),
-        (["plan", "--processes", "many"], "--processes: 'many' must be a whole number from 1"),
         (["plan", "--device", "abacus"], "--device: invalid choice: 'abacus'"),
         (["probe", "--noises", "1"], "--noises: '1' must be a whole number from 2 .* a spread"),
         (["probe", "--credit", "0", "2"], "--credit '2': must be a number from 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
         (["gallery", "run", "--sheet", "folder.png"], "'folder.png' is a folder; give the name"),
-        (["gallery", "run", "--sheet", "file/x.png"], "needs a folder, but .*/file is a file"),
+        (["gallery", "run", "--sheet", "file/x.png"], "needs a folder that can be written"),
         (["gallery", "run", "--port", "65536"], "'65536' must be a whole number from 0 to 65535"),
-        (["eval", "a", "--output", "file"], "'file' needs a folder, but .*/file is a"),
+        (["eval", "a", "--output", "file"], "'file' needs a folder that can be written"),
     ],
     ids=ascii,
 )
@@ -190,12 +185,6 @@ def test_probe_takes_keys_behind_the_values_of_credit(
 )
 def test_memory_size_reads_a_number_and_a_unit(text: str, size: int) -> None:
     assert memory_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["GB", "-1GB", "0GB", "24 XB", "1e3GB"])
-def test_memory_size_refuses_what_is_not_a_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{re.escape(repr(text))}.*KiB, MiB, GiB"):
-        memory_size(text)
 
 
 def test_parse_weights_reads_terms_and_numbers() -> None:

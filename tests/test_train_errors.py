@@ -17,16 +17,16 @@ from tests.programs import ROOT, Programs
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ocr=high"], "write ocr=0.5, short for reward.terms.ocr.weight=0.5"),
-        (
-            ["--config", "my-run"],
-            "--config: there is no such option; name the folder of a config: ",
-        ),
+        (["ocr=high"], "reward.terms.ocr.weight = 'high'"),
+        (["orc=0.5"], "did you mean ocr?"),
+        (["optim.learning_rat=1"], "did you mean optim.learning_rate?"),
+        (["--cofnig-dir", "my-run"], "unrecognized arguments: --cofnig-dir"),
         (["-m", "train.seed=0,1", "rollout.group_size=1"], "nothing to be compared with"),
-        (["--config-name", "tyni"], "config 'tyni'. Did you mean tiny? There are glm_image_16gb, "),
-        (["--config-dir", "cofigs"], "There is no config folder "),
+        (["-m", "orc=0.1,0.5"], "did you mean ocr?"),
+        (["--config-name", "tyni"], "Did you mean tiny?"),
+        (["--config-dir", "cofigs"], "cofigs' exists and readable"),
     ],
-    ids=["no weight", "unknown option", "sweep", "unknown config", "unknown folder"],
+    ids=str,
 )
 def test_train_refuses_with_exit_code_2_and_no_traceback(
     programs: Programs, tmp_path: Path, arguments: list[str], message: str
@@ -37,8 +37,6 @@ def test_train_refuses_with_exit_code_2_and_no_traceback(
     # No run is announced before.
     assert "checking:" not in result.stdout
     assert "Traceback" not in result.stderr
-    # Which run of a sweep it was, Hydra says.
-    assert ("Error executing job" in result.stderr) == ("-m" in arguments)
     assert not (tmp_path / "outputs").exists()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,53 +81,12 @@ def output_folder(text: str) -> Path:
 
 def _check_writable(text: str, folder: Path) -> None:
     there = next(each for each in (folder, *folder.parents) if each.exists())
-    if not there.is_dir():
-        raise _refusal(text, f"needs a folder, but {there} is a file; choose another path")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise _refusal(
-            text, f"cannot be written, because {there} is not writable; choose another path"
-        )
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise _refusal(text, f"needs a folder that can be written, which {there} is not")
 
 
 def _refusal(text: str, rule: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{text!r} {rule}")
-
-
-def describe_unknown(words: Sequence[str], unknown: Sequence[str]) -> str:
-    """Refuse unknown options; a key that is written as one, `--steps 5`, is given in its form.
-
-    Args:
-        words: The whole command line.
-        unknown: Those of its words that no option takes.
-    """
-    # Takes seconds, so only after a mistake.
-    from glm_grpo.config import keys_meant  # noqa: PLC0415
-
-    said = f"unrecognized arguments: {' '.join(unknown)}"
-    name, equals, value = unknown[0].lstrip("-").partition("=")
-    if name == "checkpoint":
-        return f"{said}; name the checkpoint instead of the run: RUN/checkpoints/step-000010"
-    if not equals:
-        value = next(iter(words[words.index(unknown[0]) + 1 :]), "...")
-    meant = " or ".join(f"{key}={value}" for key in keys_meant(name.replace("-", "_")))
-    return f"{said}; a key has no dashes in front: did you mean {meant}?" if meant else said
-
-
-def find_config_option(words: Sequence[str]) -> str:
-    """Error for `--config`, which begins the names of several options; empty if it is absent."""
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option != "--config":
-            continue
-        given = Path(value if equals else next(iter(words[place + 1 :]), "my-run"))
-        is_file = given.suffix == ".yaml"
-        folder = shlex.quote(str(given.parent if is_file else given))
-        name = f" --config-name {shlex.quote(given.stem)}" if is_file else ""
-        return (
-            f"{word}: there is no such option; name the folder of a config: --config-dir "
-            f"{folder}{name}. For a packaged config, use --config-name NAME"
-        )
-    return ""
 
 
 def is_weight(text: str) -> bool:

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from functools import wraps
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
-from hydra._internal.utils import get_args_parser
+from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
-from glm_grpo.commands.arguments import describe_unknown, find_config_option
-from glm_grpo.errors import ConfigError
-from glm_grpo.search_path import (
+from glm_grpo.config import Config, resolve_config, write_out_weights
+from glm_grpo.config.composition import (
     choose_config,
+    composition_errors,
     find_packaged_configs,
     hydra_settings_of_run,
-    may_hold_weights,
+    is_sweep,
     primary_folder,
 )
-from glm_grpo.terminal import (
-    announce_checks,
-    ended_in_any_case,
-    job_errors_explained,
-    run_hydra_application,
-)
+from glm_grpo.output import printable
+from glm_grpo.terminal import FULL_ERROR, ended_in_any_case, errors_explained
 from glm_grpo.training.interrupt import interrupt
+
+logger = logging.getLogger(__name__)
 
 
 def train(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
-    with job_errors_explained():
-        # Libraries take seconds to import: config errors come before the first line, and that
-        # before the models' libraries.
-        from glm_grpo.config import resolve_config  # noqa: PLC0415
-
+    # Here, because Hydra adds its own line above anything that leaves its function. In a sweep,
+    # Hydra names the failed run.
+    with nullcontext() if is_sweep() else errors_explained("the run"):
         config = resolve_config(composed)
+        # The models' libraries take seconds to import: config errors come before the first line,
+        # and that before the libraries.
         from glm_grpo.data.places import check_prompt_places  # noqa: PLC0415
 
         check_prompt_places(config, Path(primary_folder()))
@@ -51,6 +52,21 @@ def train(composed: DictConfig) -> None:
         run_training(config)
 
 
+def announce_checks(config: Config) -> None:
+    """Announce what a run is about to check, because the models' libraries alone take seconds."""
+    # The process number, set by torchrun.
+    if os.environ.get("RANK", "0") != "0":
+        return
+    named = {
+        "run": config.run.name,
+        "model": config.model.path,
+        "prompts": config.data.path,
+        "terms": " ".join(config.reward.terms),
+    }
+    said = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
+    logger.info("checking: %s", printable(said))
+
+
 def train_by_words(words: Sequence[str]) -> None:
     """Train according to a command line with Hydra's options.
 
@@ -60,35 +76,24 @@ def train_by_words(words: Sequence[str]) -> None:
     Raises:
         SystemExit: As for `glm_grpo.terminal.errors_explained`.
     """
+    # By default Hydra ends every error with exit code 1 and a shortened traceback; the switch
+    # makes it pass the exception on.
+    switch = env_override({FULL_ERROR: "1"})
+    with ended_in_any_case(), errors_explained("glm-grpo train"), switch:
+        _run_hydra(words)
 
-    @wraps(train)
-    def application() -> None:
-        refused = find_config_option(words)
-        if refused:
-            raise ConfigError(refused)
-        parsed, unknown = get_args_parser().parse_known_intermixed_args(words)
-        if unknown:
-            raise ConfigError(describe_unknown(words, unknown))
-        given = parsed.config_name
-        named = parsed.config_dir and Path(parsed.config_dir)
-        folder, name = choose_config(named, None, () if given else words)
-        find_packaged_configs()
-        settings = hydra_settings_of_run(folder, given or name)
-        # Beside the other overrides, because Hydra's parser takes only those of one place.
-        at = words.index(parsed.overrides[0]) if parsed.overrides else len(words)
-        whole = _with_whole_weights(words, folder, given or name)
-        # Hydra reads the command line from here.
-        sys.argv[1:] = [*whole[:at], *settings, *whole[at:]]
+
+def _run_hydra(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("glm-grpo train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("--config-name")
+    named, others = parser.parse_known_args(words)
+    overrides = [word for word in others if word[:1] != "-" and ("=" in word or word[:1] == "~")]
+    folder, name = choose_config(named.config_dir, named.config_name, overrides)
+    find_packaged_configs()
+    # Hydra reads the command line from here; its parser takes overrides from one place.
+    options = [word for word in others if word not in overrides]
+    settings = hydra_settings_of_run(folder, name)
+    sys.argv[1:] = [*options, *settings, *write_out_weights(overrides, folder)]
+    with composition_errors(overrides):
         hydra.main(version_base=None, config_path=str(folder), config_name=name)(train)()
-
-    with ended_in_any_case():
-        run_hydra_application(application)
-
-
-def _with_whole_weights(words: Sequence[str], folder: Path, name: str) -> list[str]:
-    if not may_hold_weights(words):
-        return [*words]
-    # Takes seconds to import, which other command lines should not wait for.
-    from glm_grpo.config import with_whole_weights  # noqa: PLC0415
-
-    return with_whole_weights(words, folder, name)

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from glm_grpo.commands.starter_prompts import held_out_prompts, training_prompts
 from glm_grpo.config import TINY, Config, compose_config
+from glm_grpo.config.composition import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.output import printable
 from glm_grpo.run.folder import refuse_taken, write_atomically
-from glm_grpo.search_path import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.tiny.prompts import known_form, tiny_prompts
 from glm_grpo.tiny.world import COLOUR_NAMES, SHAPES
 from rewards.pictures import encode_png

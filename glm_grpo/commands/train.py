@@ -21,8 +21,8 @@ from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.check import Checked, check_before_loading, load_checked
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.evaluate import summary_table
-from glm_grpo.composition import is_sweep
 from glm_grpo.config import Config
+from glm_grpo.config.composition import is_sweep
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries

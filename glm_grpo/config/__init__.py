@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from glm_grpo.config.composition import (
+    compose_config,
+    parse_override,
+    resolve_config,
+    shell_override,
+    write_out_weights,
+)
 from glm_grpo.config.effective import EffectiveConfig, effective_config
 from glm_grpo.config.load import (
-    compose_config,
-    composition_error,
     config_differences,
     flatten,
     from_yaml,
-    keys_meant,
-    parse_override,
-    resolve_config,
     set_key,
-    shell_override,
     to_yaml,
     validate_config,
-    with_whole_weights,
 )
 from glm_grpo.config.paths import local_paths, with_absolute_paths
 from glm_grpo.config.root import Config
@@ -51,12 +51,10 @@ __all__ = [
     "RunSection",
     "TrainSection",
     "compose_config",
-    "composition_error",
     "config_differences",
     "effective_config",
     "flatten",
     "from_yaml",
-    "keys_meant",
     "local_paths",
     "parse_override",
     "resolve_config",
@@ -65,5 +63,5 @@ __all__ = [
     "to_yaml",
     "validate_config",
     "with_absolute_paths",
-    "with_whole_weights",
+    "write_out_weights",
 ]

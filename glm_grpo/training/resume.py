@@ -17,7 +17,6 @@ from typing import Never
 
 from torch import Tensor
 
-from glm_grpo.composition import is_dated
 from glm_grpo.config import (
     LONGEST_NOTES,
     Config,
@@ -29,6 +28,7 @@ from glm_grpo.config import (
     to_yaml,
     with_absolute_paths,
 )
+from glm_grpo.config.composition import is_dated
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.output import printable
 from glm_grpo.run.checkpoints import (

@@ -19,13 +19,13 @@ from glm_grpo.config import (
     parse_override,
     set_key,
     validate_config,
+    write_out_weights,
 )
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
-from glm_grpo.search_path import write_out_weights
 from rewards.audit.audit import describe_rare_terms
 from rewards.problems import Problem, describe_problems, known_keys
 from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
@@ -244,7 +244,7 @@ def list_changes(
 
 
 def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
-    whole = write_out_weights(overrides, {*config.reward.terms, *KINDS})
+    whole = write_out_weights(overrides)
     # Without a weight, a term counts as little as without being there.
     nulls = {f"reward.terms.{name}=null": name for name in config.reward.terms}
     return [f"reward.terms.{nulls[word]}.weight=0" if word in nulls else word for word in whole]

@@ -26,14 +26,14 @@ def config(configs_dir: Path) -> Config:
         ),
         ("reward.terms.ocrr.weight=1", r"did not score 'ocrr'.*mean reward.terms.ocr\?$"),
         ("advantages.clip=1", r"remedy: did you mean advantage.clip\?$"),
-        ("orc=0.9", r"remedy: did you mean ocr\?$"),
-        ("zebra=1", "remedy: use one of <name>=WEIGHT, reward.terms"),
+        ("orc=0.9", r"did not score 'orc'.*mean reward.terms.ocr\?$"),
+        ("zebra=1", "did not score 'zebra'.*remedy: use one of those"),
         (
             "train.steps=3",
             "train.steps = 3.*not a key that rescore can change.*glm-grpo train train",
         ),
         ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
-        ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*must be a number"),
+        ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*valid number"),
     ],
 )
 def test_override_weighing_refuses_what_cannot_be_tried(

@@ -1,0 +1,361 @@
+"""Compose a config with Hydra: find its files, apply the command line, resolve and validate it.
+
+`ocr=0.5` on the command line is short for `reward.terms.ocr.weight=0.5`. What Hydra refuses is
+reported in Hydra's words, with a line about the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from glm_grpo.config.load import validate_config
+from glm_grpo.config.root import Config
+from glm_grpo.errors import ConfigError
+from rewards.problems import known_keys, nearest_keys
+from rewards.terms import KINDS
+from rewards.terms.ocr import OCR_ENGINES
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IN_WHEEL, _IN_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
+
+PACKAGED_CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CLONE
+"""Folder with `tiny.yaml` and the config groups."""
+
+OWN_CONFIG = "config"
+"""Name of the config in a user's folder, as `glm-grpo init` writes it."""
+
+_TERMS = "reward.terms."
+_KEYS = known_keys(Config)
+_TERM_NAME = re.compile("[a-z][a-z0-9_]*")
+_TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
+
+_dated: set[str] = set()
+"""Run folders whose names a config made from the time, see `is_dated`."""
+
+
+def compose_config(
+    config_dir: Path | None, name: str | None, overrides: Sequence[str] = ()
+) -> Config:
+    """Compose a config as `train.py --config-name NAME key=value ...` does, from any folder.
+
+    Args:
+        config_dir: The user's own config folder, whose configs may build on the package's; None:
+            use the package's configs only.
+        name: Config name; None: see `choose_config`.
+        overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
+
+    Raises:
+        ConfigError: The name or an override is unknown, or a value is refused.
+    """
+    folder, name = choose_config(config_dir, name, overrides)
+    find_packaged_configs()
+    with composition_errors(overrides), initialize_config_dir(str(folder), version_base=None):
+        whole = write_out_weights(overrides, folder)
+        composed = compose(name, overrides=whole, return_hydra_config=True)
+    with _hydra_settings(composed):
+        return resolve_config(composed)
+
+
+def resolve_config(composed: DictConfig) -> Config:
+    """Resolve and validate what Hydra composed.
+
+    Args:
+        composed: The task's config with unresolved interpolations.
+
+    Raises:
+        ConfigError: Names every refused key with its value and the rule.
+    """
+    with composition_errors():
+        values: Any = OmegaConf.to_container(composed, resolve=True)
+    if not values.keys() & {"model", "rollout", "reward"}:
+        raise ConfigError(
+            "The config builds on no other: begin its file with `defaults: [tiny, _self_]`, or "
+            "with the name of another packaged config"
+        )
+    values = _without_missing(values)
+    _leave_out_other_engines(values)
+    return validate_config(values)
+
+
+@contextmanager
+def _hydra_settings(composed: DictConfig) -> Iterator[None]:
+    """Move Hydra's own section out of the config, to where Hydra keeps it while a job runs."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(composed)
+    with open_dict(composed):
+        del composed["hydra"]
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def _without_missing(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out keys whose value is `???`, so that the validation names all of them."""
+    return {
+        key: _without_missing(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value != MISSING
+    }
+
+
+def _leave_out_other_engines(values: dict[str, Any]) -> None:
+    """Remove options of OCR engines that a term does not use, unless they were typed.
+
+    Presets set the options of their own engine, and a file may set those of both, so that one key
+    switches the engine. Anything that is not a term is left to the validation.
+    """
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    typed = {word.lstrip("+").partition("=")[0] for word in words}
+    reward = values.get("reward")
+    terms = reward.get("terms") if isinstance(reward, dict) else None
+    known = {option for form in OCR_ENGINES.values() for option in form.model_fields}
+    for name, options in terms.items() if isinstance(terms, dict) else ():
+        engine = options.get("engine") if isinstance(options, dict) else None
+        if not isinstance(engine, str) or engine not in OCR_ENGINES:
+            continue
+        for option in (known - OCR_ENGINES[engine].model_fields.keys()) & options.keys():
+            if f"{_TERMS}{name}.{option}" not in typed:
+                del options[option]
+
+
+class _PackagedConfigs(SearchPathPlugin):
+    """Makes Hydra search the package after the given folder."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        places = {(entry.path or "").removeprefix("file://") for entry in search_path.get_path()}
+        if str(PACKAGED_CONFIGS) not in places:
+            search_path.append(provider="glm-grpo", path=f"file://{PACKAGED_CONFIGS}")
+
+
+def find_packaged_configs() -> None:
+    """Let configs in a user's folder build on those of the package from now on."""
+    Plugins.instance().register(_PackagedConfigs)
+
+
+def choose_config(
+    config_dir: Path | None, name: str | None, overrides: Sequence[str] = ()
+) -> tuple[Path, str]:
+    """Choose the folder that Hydra searches first, and the config's name.
+
+    Args:
+        config_dir: The user's own config folder; None: that of the package.
+        name: Name as given; None: `config` if the folder has one, else `tiny`.
+        overrides: Without folder and name, `train.resume=RUN` among these chooses that run's own
+            config, unless others add a key, remove one or choose a file of a group: these belong to
+            the config that the run was composed from.
+
+    Raises:
+        ConfigError: The folder has no config of this name, and the package neither.
+    """
+    if config_dir is None and name is None and not any(map(_composes, overrides)):
+        config_dir = _resumed_run(overrides)
+    folder = PACKAGED_CONFIGS if config_dir is None else config_dir.absolute()
+    if name is None:
+        has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
+        name = OWN_CONFIG if has_own else "tiny"
+    places = (folder, PACKAGED_CONFIGS)
+    # Hydra names a missing folder itself.
+    if folder.is_dir() and not any((place / f"{name}.yaml").is_file() for place in places):
+        names = {path.stem for place in places for path in place.glob("*.yaml")}
+        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        meant = f" Did you mean {nearest[0]}?" if nearest else ""
+        raise ConfigError(
+            f"There is no config {name!r}.{meant} There are {', '.join(sorted(names))}"
+        )
+    return folder, name
+
+
+def _composes(word: str) -> bool:
+    """Whether an override adds a key, removes one, or chooses a file of a group."""
+    return word.startswith(("+", "~")) or _is_group(word.partition("=")[0])
+
+
+def _is_group(name: str, config_dir: Path = PACKAGED_CONFIGS) -> bool:
+    folders = (PACKAGED_CONFIGS / name, config_dir / name)
+    return any(path for folder in folders for path in folder.glob("*.yaml"))
+
+
+def _resumed_run(overrides: Iterable[str]) -> Path | None:
+    """Folder of the run that `train.resume=RUN` names; None if there is none."""
+    for override in overrides:
+        if override.startswith("train.resume="):
+            given = Path(str(parse_override(override)[1])).expanduser()
+            # The run may be named by one of its checkpoints, RUN/checkpoints/step-000010.
+            for folder in (given, given.absolute().parent.parent):
+                if (folder / f"{OWN_CONFIG}.yaml").is_file():
+                    return folder
+    return None
+
+
+def hydra_settings_of_run(folder: Path, name: str) -> list[str]:
+    """Overrides that give a run's stored config the settings of Hydra that it does not contain.
+
+    Without them, Hydra would log in its own format and make folders. Empty for other configs.
+    """
+    path = folder / f"{name}.yaml"
+    with suppress(OSError, YAMLError):
+        values = yaml.safe_load(path.read_bytes())
+        if isinstance(values, dict) and "run_dir" in values and "defaults" not in values:
+            run_dir = QuotedString(str(values["run_dir"]), Quote.double).with_quotes()
+            return ["+run=dated", "hydra/job_logging=stdout", f"run_dir={run_dir}"]
+    return []
+
+
+def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS) -> list[str]:
+    """Rewrite `ocr=0.5` as `reward.terms.ocr.weight=0.5`, `ocr=null` as `reward.terms.ocr=null`.
+
+    A name without a dot is that of a term, unless the config has a key of that name, or there is a
+    group of config files.
+
+    Args:
+        words: Overrides; any others are unchanged.
+        config_dir: The user's own config folder, which may have groups.
+    """
+    return [_write_out(word, config_dir) for word in words]
+
+
+def _write_out(word: str, config_dir: Path) -> str:
+    name, equals, value = word.partition("=")
+    is_term = _TERM_NAME.fullmatch(name) and name not in _KEYS and not _is_group(name, config_dir)
+    if not equals or not is_term:
+        return word
+    return f"{_TERMS}{name}=null" if value == "null" else f"{_TERMS}{name}.weight={value}"
+
+
+def parse_override(override: str) -> tuple[str, object]:
+    """Split one override into key and value, as train.py does.
+
+    Args:
+        override: `key=value`.
+
+    Raises:
+        ConfigError: The override does not have that form.
+    """
+    with composition_errors():
+        (parsed,) = OverridesParser.create().parse_overrides([override])
+    if parsed.is_delete() or parsed.is_sweep_override():
+        raise ConfigError(f"{override!r} is not a single value; write one per key, such as ocr=0.5")
+    return parsed.key_or_group, parsed.value()
+
+
+def shell_override(key: str, value: str) -> str:
+    """Format an override with a text value, quoted for both the shell and Hydra.
+
+    Args:
+        key: Dotted key.
+        value: Text value, such as the path of a run.
+    """
+    override = f"{key}={value}"
+    with suppress(ConfigError):
+        if parse_override(override)[1] == value:
+            return shlex.quote(override)
+    return _quoted(key, value)
+
+
+def _quoted(key: str, value: str) -> str:
+    return shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
+
+
+@contextmanager
+def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
+    """Pass on what Hydra says about files and overrides from which it cannot compose a config.
+
+    Args:
+        overrides: As typed, to find misspelled keys.
+
+    Raises:
+        ConfigError: Hydra's message, and the keys that were probably meant.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        said = [f"The config cannot be composed: {error}"]
+        if isinstance(error, OverrideParseException):
+            said.append(_how_to_write(error.override))
+        raise ConfigError("\n".join([*said, *_suggest_keys(overrides)])) from error
+
+
+def _how_to_write(override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals or key != key.strip():
+        return f"{override!r} is not of the form key=value, such as ocr=0.5"
+    return f"To pass this value as text, quote it for Hydra and the shell: {_quoted(key, value)}"
+
+
+def _suggest_keys(overrides: Iterable[str]) -> Iterator[str]:
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0].strip()
+        # Below `hydra`, and with / or @, keys are Hydra's.
+        if key in (*_KEYS, *KINDS) or re.search("[/@]|^hydra", key) or _is_group(key):
+            continue
+        if meant := _nearest_keys(key):
+            yield f"{key}: did you mean {' or '.join(meant)}?"
+        elif _TERM_NAME.fullmatch(key):
+            yield f"{key} was taken for the name of a reward term"
+
+
+def _nearest_keys(key: str) -> list[str]:
+    if not key.startswith(_TERMS):
+        return nearest_keys(key, _KEYS) or difflib.get_close_matches(key, KINDS, n=1)
+    name, *option = key.removeprefix(_TERMS).split(".")
+    if name in KINDS:
+        return nearest_keys(key, _KEYS) if option else []
+    kinds = difflib.get_close_matches(name, KINDS, n=1)
+    return [".".join([f"{_TERMS}{kind}", *option]) for kind in kinds]
+
+
+def is_sweep() -> bool:
+    """Whether Hydra trains several runs one after the other in this process."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def is_dated(run_dir: str) -> bool:
+    """Whether a config made the run folder's name from the time, rather than a user naming it."""
+    return run_dir in _dated
+
+
+def primary_folder() -> str:
+    """Folder of the config that Hydra composed, while it runs a job."""
+    sources = HydraConfig.get().runtime.config_sources
+    return next(source.path for source in sources if source.provider == "main")
+
+
+def _sweep_folder_or(run_dir: str) -> str:
+    if is_sweep():
+        return str(HydraConfig.get().runtime.output_dir)
+    # `run/dated.yaml` sets it to the current folder, so that Hydra creates none.
+    if HydraConfig.initialized() and Path(HydraConfig.get().run.dir) != Path():
+        return str(Path(HydraConfig.get().run.dir).absolute())
+    if _TIME_OF_DAY.fullmatch(Path(run_dir).name):
+        _dated.add(run_dir)
+    return run_dir
+
+
+# `${config_dir:}` in a YAML file: the folder that Hydra searched first, so that prompt files next
+# to a config are found from any working directory.
+OmegaConf.register_new_resolver("config_dir", primary_folder, replace=True)
+# `${sweep_folder_or:FOLDER}` in a YAML file: in a sweep, the folder that Hydra created for this
+# run; otherwise `hydra.run.dir` if it was set; otherwise FOLDER. No key of Hydra covers all of
+# these.
+OmegaConf.register_new_resolver("sweep_folder_or", _sweep_folder_or, replace=True)
