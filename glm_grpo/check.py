@@ -6,7 +6,6 @@ was refused earlier, when the config was validated.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -37,7 +36,7 @@ from glm_grpo.errors import ConfigError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.planning import UNDIVIDED, Parallelism, Planner
-from glm_grpo.output import printable, refuse_undecodable
+from glm_grpo.output import printable
 from glm_grpo.plan.fit import check_fit
 from glm_grpo.run.trackers import check_trackers
 from glm_grpo.tiny.prompts import is_known, known_form
@@ -94,8 +93,6 @@ def check_before_loading(
         GlmGrpoError: A check failed; those of model, prompts and terms are reported together.
         PeerError: A check failed in another process.
     """
-    # Absolute and without links, as the run opens it.
-    refuse_undecodable(os.path.realpath(config.run_dir))
     check_trackers(config.trackers)
     if config.train.mode == "async":
         require_ray()

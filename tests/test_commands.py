@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -33,8 +32,6 @@ from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prom
 from glm_grpo.models.planning import Planner
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
-from glm_grpo.run.config import refuse_no_run
-from glm_grpo.run.folder import RunFolder
 from glm_grpo.tiny.world import CAPTION_FORM
 from glm_grpo.training.loop import Trainer
 from rewards.types import RewardTable
@@ -95,19 +92,6 @@ def test_run_training_refuses_what_cannot_fit_before_there_is_a_run_folder(
     assert "there is 1.00 MB in CPU memory (rollout" in message
     assert "it fits with offload=modules" in message
     assert not (tmp_path / "run").exists()
-
-
-def test_run_training_refuses_a_folder_that_is_not_utf8(config: Config, tmp_path: Path) -> None:
-    place = tmp_path / os.fsdecode(b"\xff")
-    place.mkdir()
-    # By its own name, the config would not be valid.
-    (tmp_path / "run").symlink_to(place)
-    with pytest.raises(ConfigError, match=r"xff' is not UTF-8: .*; rename it"):
-        run_training(config)
-    assert not [*place.iterdir()]
-    # Whatever reads runs: tables would seem to be damaged.
-    with pytest.raises(ConfigError, match="is not UTF-8"):
-        refuse_no_run(RunFolder(tmp_path / "run"))
 
 
 def test_check_config_refuses_what_cannot_fit_before_a_model_is_loaded(

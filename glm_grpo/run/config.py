@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from yaml import YAMLError
 
 from glm_grpo.config import Config, from_yaml
 from glm_grpo.errors import CheckpointError, ConfigError
-from glm_grpo.output import refuse_undecodable
 from glm_grpo.run.folder import RunFolder, storage_errors
 
 _DATED = "outputs/DATE/TIME"
@@ -25,10 +23,8 @@ def refuse_no_run(folder: RunFolder) -> None:
 
     Raises:
         CheckpointError: The folder contains no run; names the newest one nearby.
-        ConfigError: Its path is not UTF-8, so that its tables could not be read.
         StorageError: Its config.yaml cannot be read.
     """
-    refuse_undecodable(os.path.realpath(folder.path))
     if any(
         path.exists() for path in (folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
     ):
