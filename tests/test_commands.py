@@ -33,7 +33,6 @@ from glm_grpo.models.planning import Planner
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.tiny.world import CAPTION_FORM
-from glm_grpo.training.loop import Trainer
 from rewards.types import RewardTable
 
 LEAST = (
@@ -94,16 +93,6 @@ def test_run_training_refuses_what_cannot_fit_before_there_is_a_run_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_check_config_refuses_what_cannot_fit_before_a_model_is_loaded(
-    config: Config, give_memory: Callable[[int | None], None]
-) -> None:
-    give_memory(1_000_000)
-    found = []
-    with pytest.raises(MemoryLimitError):
-        found.extend(check_config(config))
-    assert [line.partition(":")[0] for line in found] == ["config", "processes"]
-
-
 def test_check_describes_how_far_the_exported_average_is_behind() -> None:
     said = describe_average(0.999, 20)
     assert "eval.ema_decay = 0.999 evaluates and exports weights about 2.0 steps behind" in said
@@ -158,14 +147,6 @@ def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
         found = fit.check_fit(config, planner, sources, device)
         assert "in CPU memory" in found
         assert any("so the run continues" in said for said in caplog.messages) == is_warned
-
-
-def test_check_fit_plans_nothing_for_a_device_it_does_not_know(
-    config: Config, planner: Planner, give_memory: Callable[[int | None], None]
-) -> None:
-    give_memory(None)
-    found = fit.check_fit(config, planner, [], torch.device("cpu"))
-    assert found.startswith("not planned")
 
 
 def test_longest_prompt_is_counted_by_the_models_own_processor(config: Config) -> None:
@@ -337,25 +318,6 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         "the module no_such_module cannot be imported",
     ):
         assert said in str(refused.value)
-
-
-def test_a_run_names_terms_that_apply_to_few(
-    without_targets: Config,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Trainer, "run", lambda _: None)
-    _enable_bars()
-    caplog.set_level(logging.INFO)
-    run_training(without_targets)
-    assert set(ASKED) <= {*caplog.messages}
-    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert [line for line in said if "the embedded model" in line] == UNKNOWN
-    assert SHARED in said
-    assert any(line.startswith(SMALL) for line in said)
-    assert [line for line in said if "of the weight" in line] == RARE
-    assert "Loading" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
