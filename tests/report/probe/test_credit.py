@@ -174,7 +174,7 @@ def config_of(*overrides: str) -> Config:
 
 
 def test_a_loss_that_learns_by_image_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    assert not _has_credit_by_place(config_of("loss=gmpo"), [])
+    assert not _has_credit_by_place(config_of("loss=gmpo", "advantage.credit=image"), [])
     assert "not available with loss.kind=gmpo" in caplog.text
 
 
