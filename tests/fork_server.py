@@ -33,7 +33,7 @@ PRELOADED = (
     "glm_grpo.commands.init",
     "glm_grpo.commands.serve_reward",
     "glm_grpo.commands.train",
-    "glm_grpo.report.compare.page",
+    "glm_grpo.report.compare.tables",
     "glm_grpo.plan.command",
     "glm_grpo.report.probe.command",
     "glm_grpo.report.rescoring.command",
