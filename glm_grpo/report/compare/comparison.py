@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +32,10 @@ _NO_DIFFERENCE = frozenset(
 )
 """Keys that say where a run lies and what is said about it, not what it is."""
 
-SAME_PICTURES = ("eval.seed", "rollout.height", "rollout.width")
-"""Keys that must agree: with others, noise or sizes of the pictures differ."""
-_SAME_EVALUATION = (
-    *SAME_PICTURES,
-    "eval.samples_per_prompt",
-    "data.sources",
-)
-"""Keys that must agree where figures are compared."""
+_EVALUATED_BY = ("eval.seed", "eval.samples_per_prompt")
+"""Keys that must agree, and that `glm-grpo eval` can change."""
+_SAME_EVALUATION = (*_EVALUATED_BY, "rollout.height", "rollout.width", "data.sources")
+"""Keys that must agree: with others, noise, number or sizes of the pictures differ."""
 _MODEL = "model.path"
 _VERSIONS = "versions."
 """Prefix of packages among the settings that differ."""
@@ -54,7 +51,6 @@ _NOT_OF_THE_SCORE = frozenset(
 )
 """Options of a term that leave its raw scores as they are."""
 
-_BOOTSTRAP_SEED = 0
 _SWEEP_FILE = "multirun.yaml"
 """Hydra's, beside the runs of a sweep."""
 
@@ -121,34 +117,43 @@ def check_same_model(
 
 
 def check_same_evaluation(
-    names: Sequence[str], configs: Sequence[Config], keys: Sequence[str] = _SAME_EVALUATION
+    folders: Sequence[RunFolder], names: Sequence[str], configs: Sequence[Config]
 ) -> None:
     """Refuse runs whose held-out pictures were made in different ways.
 
     Args:
-        names: Names of the runs, for the error.
-        keys: Config keys in which all must agree: seed, number and size of the pictures, unless
-            given.
+        folders: Folders of the runs, for the remedy.
+        names: Names of the same runs, for the error.
+        configs: Their configs.
 
     Raises:
-        ConfigError: They differ in one.
+        ConfigError: Seed, number or size of the pictures differ.
     """
-    for key in keys:
-        values = [list_settings(config)[key] for config in configs]
-        if len(set(values)) > 1:
-            listed = ", ".join(
-                f"{value} in {name}" for value, name in zip(values, names, strict=True)
-            )
-            remedy = (
-                f"evaluate one again (`glm-grpo eval RUN {key}=...`), and compare the folder it "
-                "prints"
-                if key.startswith("eval.")
-                else "leave some out, or train them again with one value"
-            )
-            raise ConfigError(
-                f"{key} is {listed}: only runs whose held-out images were made in the same way "
-                f"can be compared; {remedy}"
-            )
+    first, *others = (list_settings(config) for config in configs)
+    for key in _SAME_EVALUATION:
+        differing = [place for place, other in enumerate(others, 1) if other[key] != first[key]]
+        if not differing:
+            continue
+        listed = ", ".join(
+            f"{settings[key]} in {name}"
+            for settings, name in zip((first, *others), names, strict=True)
+        )
+        remedy = (
+            _evaluate_again(folders[differing[0]], {each: first[each] for each in _EVALUATED_BY})
+            if key in _EVALUATED_BY
+            else "leave some out, or train them again with one value"
+        )
+        raise ConfigError(
+            f"{key} is {listed}: only runs whose held-out images were made in the same way can be "
+            f"compared; {remedy}"
+        )
+
+
+def _evaluate_again(folder: RunFolder, settings: Mapping[str, str]) -> str:
+    """The remedy for a run whose held-out pictures are not those of the others."""
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    command = shlex.join(["glm-grpo", "eval", str(folder.path), *overrides])
+    return f"run `{command}`, and compare the folder that it prints instead"
 
 
 def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequence[str]) -> None:
@@ -166,21 +171,27 @@ def check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Seque
         StorageError: A picture cannot be read.
     """
     expected = first.evaluations[0]
+    remedy = _same_prompts(first, run)
     for evaluation in run.evaluations:
         path = run.folder.evaluation_path(evaluation.step)
         if _identities(evaluation) != _identities(expected):
             raise ConfigError(
                 f"{path} has other held-out prompts (id, prompt or texts, in their order) than the "
-                f"first evaluation of {first.name}; compare runs with the same data.eval_path"
+                f"first evaluation of {first.name}; {remedy}"
             )
         for name in comparable:
             if not torch.equal(evaluation.applies(name), expected.applies(name)):
                 raise ConfigError(
                     f"{path}: {name} was scored for other prompts than in {first.name}, so some "
-                    "have no target there; compare runs with the same data.eval_path"
+                    f"have no target there; {remedy}"
                 )
     _check_same_pictures(first, run, "target")
     _check_same_pictures(first, run, "source")
+
+
+def _same_prompts(first: EvaluatedRun, run: EvaluatedRun) -> str:
+    path = first.config.data.eval_path
+    return _evaluate_again(run.folder, {"data.eval_path": str(path)})
 
 
 def list_scorings(
@@ -289,8 +300,7 @@ def _check_same_pictures(
             continue
         if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
             raise ConfigError(
-                f"{ours} is not the same {name} image as {theirs}; compare runs with the same "
-                "data.eval_path"
+                f"{ours} is not the same {name} image as {theirs}; {_same_prompts(first, run)}"
             )
 
 
@@ -457,7 +467,7 @@ def _read_runs(run_dirs: Sequence[Path]) -> list[EvaluatedRun]:
     folders = [RunFolder(path) for path in paths]
     names = short_names(paths)
     configs = [read_config(folder) for folder in folders]
-    check_same_evaluation(names, configs)
+    check_same_evaluation(folders, names, configs)
     check_same_model(names, configs, [read_origin(folder) for folder in folders])
     return [
         read_evaluated_run(folder, config, name=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -297,15 +296,19 @@ def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("eval.seed=7", "eval.seed is 1234 in a, 7 in b"),
-        ("rollout.width=256", "rollout.width is 128 in a, 256 in b"),
+        (
+            "eval.seed=7",
+            r"eval.seed is 1234 in a, 7 in b: .* run `glm-grpo eval /\S+/b eval.seed=1234 "
+            r"eval.samples_per_prompt=2`, and compare the folder",
+        ),
+        ("rollout.width=256", "rollout.width is 128 in a, 256 in b: .*leave some out"),
     ],
 )
 def test_compare_refuses_pictures_made_in_another_way(
     override: str, message: str, make_run: MakeRun
 ) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND, override)]
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=message):
         compare(runs, WEIGHTS)
 
 
@@ -313,7 +316,8 @@ def test_compare_refuses_other_prompts_by_table(make_run: MakeRun) -> None:
     one = {0: lpips_and_ocr((0.5, 0.5)), 20: lpips_and_ocr((0.5, 0.5))}
     runs = [make_run("a", one), make_run("b", one)]
     store_evaluation(RunFolder(runs[1]).evaluation_path(20), 20, one[20], prompt="another")
-    rule = r"b/evaluations/step-000020.parquet has other held-out prompts .* of a;"
+    remedy = r"run `glm-grpo eval \S+/b data.eval_path=tiny:heldout`"
+    rule = rf"b/evaluations/step-000020.parquet has other held-out prompts .* of a; {remedy}"
     with pytest.raises(ConfigError, match=rule):
         compare(runs, WEIGHTS)
 
