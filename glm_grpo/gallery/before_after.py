@@ -156,7 +156,7 @@ def _case(
         heading=heading,
         change=_mean_total(after) - _mean_total(before),
         decode_seed=first["decode_seed"],
-        pictures=Pictures(first["prompt"], ((*given, *samples),), tuple(first["texts"])),
+        pictures=Pictures(first["prompt"], (*given, *samples), tuple(first["texts"])),
     )
 
 

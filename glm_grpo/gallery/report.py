@@ -76,11 +76,6 @@ def show_change(before: float, after: float) -> str:
     return f"{round(after, 3) - round(before, 3):+z.3f}"
 
 
-def change_cell(before: float, after: float, low: float, high: float) -> Cell:
-    """A change, coloured where its interval leaves out 0."""
-    return Cell(show_change(before, after), "better" if low > 0 else "worse" if high < 0 else "")
-
-
 def show_score(score: float | None) -> str:
     """A score of one picture; None where the term does not apply."""
     return "does not apply" if score is None else f"{score:.3f}"
@@ -117,7 +112,7 @@ class Tile:
         source: Its address, relative to the page; None when the picture is gone.
         link: Where it leads to; None for the picture itself.
         is_small: Enlarged with sharp edges.
-        scores: Name and figure of each line, and a change where there is one.
+        scores: Name and figure of each line.
         texts: That were to appear.
         readings: What OCR terms read, by name, in pieces that are right or wrong.
     """
@@ -126,7 +121,7 @@ class Tile:
     source: str | None
     link: str | None = None
     is_small: bool = False
-    scores: tuple[tuple[str | Cell, ...], ...] = ()
+    scores: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
     readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
 
@@ -136,7 +131,7 @@ def copy_tile(
     page_dir: Path,
     name: str,
     label: str,
-    scores: tuple[tuple[str | Cell, ...], ...] = (),
+    scores: tuple[tuple[str, str], ...] = (),
 ) -> Tile:
     """A tile of a small copy of a picture, `pictures/NAME.webp` beside the page.
 
@@ -157,12 +152,11 @@ class Pictures:
 
     Attributes:
         prompt: The caption.
-        rows: From top to bottom, tiles of a column below each other.
         texts: That should appear.
     """
 
     prompt: str
-    rows: tuple[tuple[Tile, ...], ...]
+    tiles: tuple[Tile, ...]
     texts: tuple[str, ...] = ()
 
 

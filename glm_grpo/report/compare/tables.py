@@ -6,7 +6,7 @@ import math
 
 from pydantic import TypeAdapter
 
-from glm_grpo.gallery.report import NO_VALUE, Cell, Table, change_cell, interval, interval_note
+from glm_grpo.gallery.report import NO_VALUE, Table, interval, interval_note, show_change
 from glm_grpo.report.compare.comparison import Comparison
 from glm_grpo.run.summaries import Interval
 
@@ -91,5 +91,5 @@ def _describe_weights(comparison: Comparison) -> str:
     return listed if comparison.combine == "weighted_sum" else f"{listed}; {IN_SPREADS}"
 
 
-def _gain_cells(before: float, after: float, gain: Interval) -> tuple[Cell, str]:
-    return change_cell(before, after, gain.low, gain.high), interval(gain.low, gain.high)
+def _gain_cells(before: float, after: float, gain: Interval) -> tuple[str, str]:
+    return show_change(before, after), interval(gain.low, gain.high)

@@ -188,7 +188,7 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
     pictures = [
         Pictures(
             samples.prompts[row].prompt,
-            (tuple(_write_tiles(_list_pictures(samples, row, reconstructed), row + 1, directory)),),
+            tuple(_write_tiles(_list_pictures(samples, row, reconstructed), row + 1, directory)),
         )
         for row in range(min(_SHOWN_PROMPTS, len(samples.prompts)))
     ]

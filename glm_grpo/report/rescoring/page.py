@@ -61,20 +61,18 @@ def _write(folder: RunFolder, rescoring: Rescoring, directory: Path) -> Path:
     pictures = [
         Pictures(
             f"{change} most advantage",
-            (
-                tuple(
-                    copy_tile(
-                        folder.picture(image.image),
-                        directory,
-                        f"{change}-{number}",
-                        f"{number}, step {image.step}: {_without_middle(image.prompt)}",
-                        (
-                            ("before", _signed(image.advantage_before)),
-                            ("after", _signed(image.advantage_after)),
-                        ),
-                    )
-                    for number, image in enumerate(images, start=1)
-                ),
+            tuple(
+                copy_tile(
+                    folder.picture(image.image),
+                    directory,
+                    f"{change}-{number}",
+                    f"{number}, step {image.step}: {_without_middle(image.prompt)}",
+                    (
+                        ("before", _signed(image.advantage_before)),
+                        ("after", _signed(image.advantage_after)),
+                    ),
+                )
+                for number, image in enumerate(images, start=1)
             ),
         )
         for change, images in _moved(rescoring)
