@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts, views } = gallery;
-  const { Dialog, Live, Problem, keys, useKeys } = parts;
+  const { Dialog, KeyTable, Live, Problem, keys, useKeys } = parts;
   const { useEffect, useReducer, useRef, useState } = preactHooks;
 
   const TITLES = {
@@ -168,31 +168,9 @@
     };
     const rows = [...COMMON_KEYS, ...((views[view] && views[view].keyHelp) || [])];
     return html`<${Dialog} className="help-dialog" title="Keys" onClose=${onClose}>
-      <table>
-        <thead><tr><th scope="col">Key</th><th scope="col">Effect</th></tr></thead>
-        <tbody>
-          ${rows.map(
-            ([key, effect]) =>
-              html`<tr key=${key}>
-                <th scope="row"><kbd>${key}</kbd></th>
-                <td>${effect}</td>
-              </tr>`,
-          )}
-        </tbody>
-      </table>
+      <${KeyTable} keys=${rows} />
       <h3>In an enlarged image</h3>
-      <table>
-        <thead><tr><th scope="col">Key</th><th scope="col">Effect</th></tr></thead>
-        <tbody>
-          ${parts.LARGE_KEYS.map(
-            ([key, effect]) =>
-              html`<tr key=${key}>
-                <th scope="row"><kbd>${key}</kbd></th>
-                <td>${effect}</td>
-              </tr>`,
-          )}
-        </tbody>
-      </table>
+      <${KeyTable} keys=${parts.LARGE_KEYS} />
       <p>
         <label>
           <input type="checkbox" checked=${areOn} onChange=${toggle} />

@@ -1,4 +1,4 @@
-/* What stands before the page until it is left. */
+/* What stands before the page until it is left, and its list of keys. */
 (function () {
   "use strict";
 
@@ -45,5 +45,20 @@
     </dialog>`;
   }
 
-  parts.Dialog = Dialog;
+  /** @param keys [[key, what it does]]. */
+  function KeyTable({ keys }) {
+    return html`<table>
+      <thead><tr><th scope="col">Key</th><th scope="col">Effect</th></tr></thead>
+      <tbody>
+        ${keys.map(
+          ([key, effect]) => html`<tr key=${key}>
+            <th scope="row"><kbd>${key}</kbd></th>
+            <td>${effect}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>`;
+  }
+
+  Object.assign(parts, { Dialog, KeyTable });
 })();

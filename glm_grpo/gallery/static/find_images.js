@@ -21,17 +21,13 @@
       entries.push(...steps.map((entry) => ({ ...entry, kind: "training" })));
     }
     if (source !== "training") {
-      const loaded = await Promise.all(run.evaluations.map(loadEvaluation));
+      const loaded = await Promise.all(run.evaluations.map(gallery.loadEvaluation));
       entries.push(...loaded.map((entry) => ({ ...entry, kind: "evaluation" })));
     }
     return {
       images: entries.flatMap((entry) => listImages(entry, metrics.get(entry.step))),
       problems: entries.filter((entry) => entry.problem !== undefined),
     };
-  }
-
-  function loadEvaluation({ step, key }) {
-    return gallery.load(key).catch((error) => ({ step, problem: error.message }));
   }
 
   /** The images of a step, each with what is asked of it. */

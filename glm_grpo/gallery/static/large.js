@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, parts, useSetting, useShown } = gallery;
-  const { Dialog, fullUrl, useKeys } = parts;
+  const { Dialog, KeyTable, fullUrl, useKeys } = parts;
   const { Stage } = gallery.largeStage;
   const { CreditButton, CreditOver, Legend, useCredit, useCreditOf } = gallery.credit;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
@@ -132,7 +132,7 @@
         ${
           (areFigures || areKeys) &&
           html`<div class="large-side scroll-region" tabindex="0" role="region" aria-label="Figures">
-            ${areKeys && html`<${KeyTable} />`}
+            ${areKeys && html`<${KeyTable} keys=${KEYS} />`}
             ${areFigures && html`<div key=${item.id}>${item.body()}</div>`}
             ${
               areFigures &&
@@ -292,20 +292,6 @@
             onClick=${moves.after}>After</button>`
       }
     </span>`;
-  }
-
-  function KeyTable() {
-    return html`<table>
-      <caption class="visually-hidden">Keys of the large view</caption>
-      <tbody>
-        ${KEYS.map(
-          ([key, effect]) => html`<tr key=${key}>
-            <th scope="row"><kbd>${key}</kbd></th>
-            <td>${effect}</td>
-          </tr>`,
-        )}
-      </tbody>
-    </table>`;
   }
 
   /**

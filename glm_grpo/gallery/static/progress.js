@@ -49,11 +49,10 @@
       let isWanted = true;
       async function loadAll() {
         const [first, ...later] = gallery.run.evaluations;
-        for (const { step, key } of [first, ...later.slice(-1), ...later.slice(0, -1)]) {
-          const failed = (error) => ({ step, problem: error.message });
-          const entry = await gallery.load(key).catch(failed);
+        for (const evaluation of [first, ...later.slice(-1), ...later.slice(0, -1)]) {
+          const entry = await gallery.loadEvaluation(evaluation);
           if (!isWanted) return;
-          setLoaded((known) => (known[step] === entry ? known : { ...known, [step]: entry }));
+          setLoaded((known) => (known[entry.step] === entry ? known : { ...known, [entry.step]: entry }));
         }
       }
       loadAll();

@@ -44,8 +44,7 @@
   function useEnds() {
     const { evaluations } = gallery.run;
     const ends = evaluations.filter((_, index) => index === 0 || index === evaluations.length - 1);
-    const load = ({ step, key }) => gallery.load(key).catch((error) => ({ step, problem: error.message }));
-    return useLoaded(() => Promise.all(ends.map(load)), [ends.map(({ key }) => key).join()]);
+    return useLoaded(() => Promise.all(ends.map(gallery.loadEvaluation)), [ends.map(({ key }) => key).join()]);
   }
 
   /* The difference of the figures as they are shown, as show_change of gallery/report.py. */

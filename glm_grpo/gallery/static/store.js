@@ -22,6 +22,7 @@
     run: undefined,
     receive,
     load,
+    loadEvaluation,
     loadSteps,
     loadMetrics,
     readRun,
@@ -105,6 +106,11 @@
       };
       document.head.append(script);
     });
+  }
+
+  /** An entry of run.evaluations as {step, groups} or {step, problem}. */
+  function loadEvaluation({ step, key }) {
+    return load(key).catch((error) => ({ step, problem: error.message }));
   }
 
   /** Every training step in order: {step, groups} or {step, problem}. */
