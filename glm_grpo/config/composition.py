@@ -237,6 +237,9 @@ def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS)
 
 def _write_out(word: str, config_dir: Path) -> str:
     name, equals, value = word.partition("=")
+    # Hydra takes a number for an error of its own.
+    if _is_group(name, config_dir) and re.fullmatch(r"[-+.\d]+", value):
+        raise ConfigError(f"{word}: {name} is a group of files; name one, without .yaml")
     is_term = _TERM_NAME.fullmatch(name) and name not in _KEYS and not _is_group(name, config_dir)
     if not equals or not is_term:
         return word

@@ -79,6 +79,7 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
         ("psnr=0.2", r"use \+reward\.terms\.psnr\.weight=0\.2$"),
         ("reward.terms.psnr={weight: 0.1}", r"use \+reward\.terms\.psnr=\{weight: 0\.1\}$"),
         ("reward=blanced", "balanced"),
+        ("reward=0.5", "reward is a group of files"),
         ("train.steps=1,2", "Ambiguous value"),
         ("train.steps=${nowhere}", "nowhere"),
         ("my-run", "'my-run' is not of the form key=value"),
