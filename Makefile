@@ -27,10 +27,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The best recipe of docs/recipes.md: learn target images first, then continue with GRPO.
+# The fastest recipe of docs/recipes.md: learn target images first, then continue with GRPO by place.
 demo: $(INSTALLED)
 	$(PYTHON) train.py train.method=sft train.steps=10 run_dir=$(DEMO)/targets
-	$(PYTHON) train.py train.steps=20 model.start_from=$(DEMO)/targets run_dir=$(DEMO)/grpo
+	$(PYTHON) train.py train.steps=16 model.start_from=$(DEMO)/targets run_dir=$(DEMO)/grpo
 	@echo "browse the images: $(VENV)/bin/glm-grpo gallery $(DEMO)/grpo --serve"
 
 check: $(INSTALLED)

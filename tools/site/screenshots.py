@@ -2,8 +2,8 @@
 
 python -m tools.site.screenshots RUN [--step 3] [--chromium PATH]
 
-Opens the gallery of the run from disk in a headless Chromium and writes docs/images/gallery_*.png.
-Of a run with credit by place, writes only the picture that shows it.
+Opens the gallery of the run from disk in a headless Chromium and writes docs/images/gallery_*.png,
+with that of credit by place if the run has it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def main() -> None:
     address = (gallery / "index.html").resolve().as_uri()
     has_credit = (gallery / "data" / f"{credit_key(options.step)}.js").is_file()
     if has_credit:
-        views = {"gallery_credit": f"groups?step={options.step}&credit=1"}
+        views["gallery_credit"] = f"groups?step={options.step}&credit=1"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox"]
         )
         page = browser.new_page(viewport=SIZE, color_scheme="light")
-        if has_credit:
-            page.add_init_script(WHOLE_GROUPS_IN_ROWS)
         for name, view in views.items():
             # Changing only the fragment would not reload the page.
             page.goto("about:blank")
+            if name == "gallery_credit":
+                page.add_init_script(WHOLE_GROUPS_IN_ROWS)
             page.goto(f"{address}#{view}")
             page.locator("main img").first.wait_for()
             page.wait_for_load_state("networkidle")
