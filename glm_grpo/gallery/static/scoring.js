@@ -36,10 +36,8 @@
      rewards.reweigh.contributions. */
   function contributions({ prompt_id: id, raw }, { combine, terms }) {
     const wrong = terms.find(({ weight }) => !Number.isFinite(weight));
-    if (wrong) {
-      const rule = "must be a finite number; 0 leaves the term out";
-      throw new WeighingError(`reward.terms.${wrong.name}.weight = ${wrong.weight}: ${rule}`);
-    }
+    const rule = "must be a finite number; 0 leaves the term out";
+    if (wrong) throw new WeighingError(`reward.terms.${wrong.name}.weight = ${wrong.weight}: ${rule}`);
     const applying = terms.filter(({ name }) => raw[name] != null);
     const sizeOf = (some) => sum(some.map(({ weight }) => Math.abs(weight)));
     if (sizeOf(applying) === 0) {
@@ -107,10 +105,7 @@
   const orderByRank = (found) => [...found.keys()].sort((one, other) => found[one] - found[other]);
 
   /** Which images of a group are its best: all of them in a flat group. */
-  function best(totals) {
-    const limit = Math.max(...totals) - toleranceOf(totals);
-    return totals.map((total) => total >= limit);
-  }
+  const best = (totals) => ranks(totals).map((rank) => rank === 1);
 
   /** Every group of the readable steps under a reward; `advantages` are null where `settings`, as
      run.advantage, are. Shares are parts of the variance, see rewards.reweigh.advantage_shares. Throws
@@ -142,8 +137,6 @@
     const untied = dot(before.orders, before.orders) * dot(after.orders, after.orders);
     const changes = (after.advantages ?? []).map((value, image) => Math.abs(value - before.advantages[image]));
     return {
-      step: after.step,
-      group: after.group,
       before,
       after,
       /* None of the best images is among the best any more. */

@@ -26,7 +26,7 @@
     winner: (group) => Number(!isTrivial(group)) + Number(group.isWinnerChanged),
     advantage: (group) => group.largestChange,
     order: (group) => -(group.tau ?? 1),
-    step: (group) => -group.step,
+    step: ({ after }) => -after.step,
   };
 
   /** The value of at most an interval ago; values between are skipped. */
@@ -82,8 +82,8 @@
       </div>
       ${listed.length === 0 && html`<p>The winner changes in no group.</p>`}
       <ol class="weights-groups">
-        ${shown.map((group) => html`<${Group} key=${`${group.step} ${group.group.prompt_id}`}
-          compared=${group} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
+        ${shown.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
+          compared=${compared} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
       ${params.large && html`<${FoundLarge} rows=${shown.map(samplesOf)} at=${params.at}
@@ -109,13 +109,14 @@
   }
 
   /* The samples of a group in their new order, for the large view. */
-  function samplesOf({ step, group, after }) {
+  function samplesOf({ after }) {
     const order = gallery.scoring.orderByRank(gallery.scoring.ranks(after.totals));
-    return order.map((sample) => ({ kind: "training", step, group, sample }));
+    return order.map((sample) => ({ kind: "training", step: after.step, group: after.group, sample }));
   }
 
   function Group({ compared, onOpen }) {
-    const { step, group, before, after, isWinnerChanged, tau } = compared;
+    const { before, after, isWinnerChanged, tau } = compared;
+    const { step, group } = after;
     const ranks = {
       before: gallery.scoring.ranks(before.totals),
       after: gallery.scoring.ranks(after.totals),
@@ -144,7 +145,7 @@
 
   /* The first of those that share the first rank. */
   function Best({ caption, compared, ranks, onOpen }) {
-    const { group } = compared;
+    const { group } = compared.after;
     const sample = ranks.indexOf(1);
     return html`<figure>
       <${Picture} image=${group.images[sample]} alt=${`${caption}: sample ${sample} of prompt ${clip(group.prompt_id)}`}
@@ -155,7 +156,8 @@
   }
 
   function Sample({ compared, sample, rank, rankBefore, onOpen }) {
-    const { step, group, before, after } = compared;
+    const { before, after } = compared;
+    const { step, group } = after;
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
     const isBest = rank === 1 && !after.isFlat;

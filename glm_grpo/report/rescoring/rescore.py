@@ -76,7 +76,7 @@ def kendall_taus(
 
     Source: Kendall, The treatment of ties in ranking problems, Biometrika 33 (1945). Totals that
     differ by no more than `FLAT_TOLERANCE` of the group's largest are tied, as in the report's
-    comparing.js; for scipy's `kendalltau` only equal ones are.
+    scoring.js; for scipy's `kendalltau` only equal ones are.
     """
     order_before, order_after = _pair_orders(before), _pair_orders(after)
     agreement = (order_before * order_after).sum(dim=1, dtype=torch.float64)
