@@ -4,17 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
+
+
+class Aftermath(Enum):
+    """What an error leaves of a run, and how the run ends.
+
+    Trackers and gallery are finished after all of them but `UNKNOWN`.
+    """
+
+    UNKNOWN = auto()
+    """Save nothing."""
+
+    INTACT = auto()
+    """Save the last finished step: its policy is as good as ever."""
+
+    LOST = auto()
+    """Name a checkpoint from before the last finished step, whose policy cannot be used."""
+
+    SAVED = auto()
+    """Name the newest checkpoint."""
+
+    EXPLAINED = auto()
+    """Add nothing: the error says what is saved."""
 
 
 class GlmGrpoError(Exception):
     """Base of every error raised on purpose. Exit code 1 unless a subclass sets another one.
 
     Attributes:
+        aftermath: What it leaves of a run.
         parts: Errors of independent checks that it combines; usually none.
     """
 
     exit_code = 1
+    aftermath = Aftermath.UNKNOWN
     parts: Sequence[GlmGrpoError] = ()
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether a user can act on it; any other exception is a bug."""
+    # Takes seconds, so only after an error.
+    from rewards.types import RewardError  # noqa: PLC0415
+
+    return isinstance(error, (GlmGrpoError, RewardError))
+
+
+def aftermath_of(error: Exception) -> Aftermath:
+    """What any error leaves of a run; a term that fails does not affect the policy."""
+    if isinstance(error, GlmGrpoError):
+        return error.aftermath
+    return Aftermath.INTACT if is_expected(error) else Aftermath.UNKNOWN
 
 
 class ConfigError(GlmGrpoError, ValueError):
@@ -69,6 +109,8 @@ class ModelError(GlmGrpoError, RuntimeError):
 class DecoderError(ModelError):
     """The decoder's output is not an image; the policy is not at fault."""
 
+    aftermath = Aftermath.INTACT
+
 
 class SelfCheckError(ModelError):
     """Sampling and replay disagree, an on-policy ratio is not 1, or a grid is not full."""
@@ -87,22 +129,34 @@ class CheckpointError(GlmGrpoError, RuntimeError):
 class HackingError(GlmGrpoError, RuntimeError):
     """A canary left its band, and the run is configured to stop; everything is saved."""
 
+    aftermath = Aftermath.EXPLAINED
+
 
 class MemoryLimitError(GlmGrpoError, MemoryError):
     """Memory ran out, or would; the message names the phase and the keys to change."""
+
+    aftermath = Aftermath.INTACT
 
 
 class NonFiniteError(GlmGrpoError, ArithmeticError):
     """The policy is lost: log-probabilities or weights are not finite."""
 
+    aftermath = Aftermath.LOST
+
 
 class NonFiniteUpdateError(NonFiniteError):
     """No update of several steps was finite; the weights are those from before them."""
+
+    aftermath = Aftermath.SAVED
 
 
 class CollectorError(GlmGrpoError, RuntimeError):
     """A collector of an asynchronous run failed, or collectors died repeatedly."""
 
+    aftermath = Aftermath.INTACT
+
 
 class PeerError(GlmGrpoError, RuntimeError):
     """Another process of the run failed or is gone, so this one cannot continue."""
+
+    aftermath = Aftermath.SAVED

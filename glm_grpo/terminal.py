@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from glm_grpo.errors import ConfigError, GlmGrpoError
+from glm_grpo.errors import ConfigError, GlmGrpoError, is_expected
 from glm_grpo.output import printable
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -65,21 +65,13 @@ def errors_explained(doing: str) -> Iterator[None]:
         raise SystemExit(_INTERRUPTED) from None
     # Also the last resort for any unforeseen error.
     except Exception as error:
-        if _is_expected(error):
+        if is_expected(error):
             sys.stderr.write(f"{explain(error)}\n")
             raise SystemExit(exit_code(error)) from None
         if _IS_TRACEBACK_PRINTED:
             raise
         sys.stderr.write(_explain_defect(error, doing))
         raise SystemExit(GlmGrpoError.exit_code) from None
-
-
-def _is_expected(error: Exception) -> bool:
-    """Whether a user can act on it; any other exception is a bug."""
-    # Takes seconds, so only after an error.
-    from rewards.types import RewardError  # noqa: PLC0415
-
-    return isinstance(error, (GlmGrpoError, RewardError))
 
 
 def _explain_defect(error: Exception, doing: str) -> str:

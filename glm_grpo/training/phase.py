@@ -17,14 +17,13 @@ from typing import Literal, Protocol, runtime_checkable
 import psutil
 import torch
 
-from glm_grpo.errors import MemoryLimitError, PeerError
+from glm_grpo.errors import MemoryLimitError, is_expected
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.models.offload import Offload, Phase
 from glm_grpo.output import describe_bytes
 from glm_grpo.types import PromptBatch
 from rewards.out_of_memory import asked_bytes, is_out_of_memory
 from rewards.score import Scorer
-from rewards.types import RewardError
 
 MemoryPhase = Literal[
     "loading", "sources", "rollout", "decode", "reward", "update", "evaluation", "records"
@@ -33,9 +32,6 @@ MemoryPhase = Literal[
 
 _OFFLOAD = ("offload=modules", "offload=modules_and_optimizer")
 _PICTURES = ("rollout.height", "rollout.width")
-
-_EXPLAINED = (MemoryLimitError, PeerError, RewardError)
-"""Errors that already explain where memory ran out, even in another process."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +195,8 @@ class Models:
 def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
     """Turn any out-of-memory error inside into one that a user can act on.
 
-    Other errors, and those already explained further inside (a term's error names it and the
-    prompt), pass through unchanged.
+    Other errors, and those already explained (a term's error names it and the prompt, that of
+    another process quotes it), pass through unchanged.
 
     Args:
         size: Description of the phase's work.
@@ -211,7 +207,7 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, _EXPLAINED) or not is_out_of_memory(error):
+        if is_expected(error) or not is_out_of_memory(error):
             raise
         # Free what the failed frames hold: saving the trained weights needs the memory.
         traceback.clear_frames(error.__traceback__)

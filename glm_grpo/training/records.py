@@ -18,14 +18,11 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from glm_grpo.errors import (
-    CollectorError,
-    DecoderError,
+    Aftermath,
     HackingError,
-    MemoryLimitError,
     NonFiniteError,
-    NonFiniteUpdateError,
-    PeerError,
     StorageError,
+    aftermath_of,
 )
 from glm_grpo.gallery import update_gallery, write_gallery
 from glm_grpo.grpo.update import UpdateReport
@@ -54,18 +51,7 @@ from glm_grpo.training.phase import (
 from glm_grpo.types import EvaluationPart, Experience
 from rewards.audit.canaries import Departure
 from rewards.reweigh import Mode
-from rewards.types import RewardError, RewardTable
-
-_CLOSED_AFTER = (
-    CollectorError,
-    DecoderError,
-    HackingError,
-    MemoryLimitError,
-    NonFiniteError,
-    NonFiniteUpdateError,
-    RewardError,
-)
-"""Errors after which trackers and gallery are still finished."""
+from rewards.types import RewardTable
 
 T = TypeVar("T")
 
@@ -328,7 +314,7 @@ class Records:
         """
         try:
             yield
-        except (*_CLOSED_AFTER, PeerError) as error:
+        except Exception as error:
             if self._ends_all(error):
                 self.close()
             raise
@@ -340,9 +326,10 @@ class Records:
     def _ends_all(self, error: Exception) -> bool:
         """Whether all processes see the error; one that fails in an update cannot tell others."""
         failure = self._processes.failure
-        if failure is not None:
-            return failure.kind in {each.__name__ for each in _CLOSED_AFTER}
-        return self._processes.count == 1 or isinstance(error, (HackingError, NonFiniteError))
+        if failure is None:
+            is_seen = self._processes.count == 1 or isinstance(error, HackingError | NonFiniteError)
+            return is_seen and aftermath_of(error) is not Aftermath.UNKNOWN
+        return failure.aftermath is not Aftermath.UNKNOWN
 
     def _write_later(self, write: Callable[[], None]) -> None:
         self._unfinished.append(self._thread.submit(write))

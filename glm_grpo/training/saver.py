@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from glm_grpo.errors import (
-    CollectorError,
-    DecoderError,
-    MemoryLimitError,
-    NonFiniteError,
-    PeerError,
-)
+from glm_grpo.errors import Aftermath, DecoderError, NonFiniteError, aftermath_of
 from glm_grpo.run.checkpoints import (
     newest_checkpoint,
     prune_checkpoints,
@@ -25,10 +19,6 @@ from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import out_of_memory_explained
 from glm_grpo.training.resume import resume_command
 from rewards.types import RewardError
-
-_HARMLESS = (CollectorError, DecoderError, MemoryLimitError, RewardError)
-"""Errors that leave the policy of the last finished step intact."""
-_NOTED = (*_HARMLESS, NonFiniteError, PeerError)
 
 
 class CheckpointSaver:
@@ -141,27 +131,29 @@ class CheckpointSaver:
                 self._processes.watched(),
             ):
                 yield
-        except _NOTED as error:
+        except Exception as error:
+            aftermath = aftermath_of(error)
+            if aftermath in (Aftermath.UNKNOWN, Aftermath.EXPLAINED):
+                raise
             if isinstance(error, DecoderError | NonFiniteError):
                 error.args = (f"step {step}: {error}",)
-            error.add_note(self._save_after(error))
+            error.add_note(self._save_after(aftermath))
             if isinstance(error, RewardError) and error.pictures is not None:
                 place = store_failure(self._folder, error.pictures, step)
                 error.pictures = None
                 error.add_note(f"The images are in {place}")
             raise
 
-    def _save_after(self, error: Exception) -> str:
+    def _save_after(self, aftermath: Aftermath) -> str:
         """Save the trained weights if this is useful and possible; returns what is saved."""
-        kind = type(error).__name__
         if self._processes.count > 1:
             if self._processes.failure is None:
                 # The others are in the middle of the update; the launcher will end them.
                 return self._name_newest(before=None)
-            kind = self._processes.failure.kind
-        if kind in [each.__name__ for each in _HARMLESS]:
+            aftermath = self._processes.failure.aftermath
+        if aftermath is Aftermath.INTACT:
             return self._save_finished_step()
-        is_lost = kind == NonFiniteError.__name__
+        is_lost = aftermath is Aftermath.LOST
         return self._name_newest(before=self._state.step if is_lost else None)
 
     def _save_finished_step(self) -> str:

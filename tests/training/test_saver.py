@@ -3,7 +3,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from glm_grpo.errors import MemoryLimitError, PeerError, StorageError
+from glm_grpo.errors import (
+    MemoryLimitError,
+    NonFiniteError,
+    PeerError,
+    StorageError,
+    aftermath_of,
+)
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.run_state import RunState
@@ -173,11 +179,11 @@ def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
     assert not run.folder.failures_dir.exists()
 
 
-def _hears_of(run, kind):
+def _hears_of(run, error):
     """What a process of two says that is told what the other one failed at, or lost it."""
     processes = Processes(rank=0, count=2)
-    if kind is not None:
-        processes.failure = Failure(rank=1, kind=kind, message="told")
+    if error is not None:
+        processes.failure = Failure(rank=1, message="told", aftermath=aftermath_of(error))
     saver = make_saver(
         run.folder, run.at, run.weight, run.optimizer, run.learning_rate, processes=processes
     )
@@ -187,28 +193,28 @@ def _hears_of(run, kind):
 
 
 def test_the_finished_step_is_saved_where_it_is_as_good_as_ever_in_all_processes(run):
-    message = _hears_of(run, "RewardError")
+    message = _hears_of(run, RewardError("unreadable"))
     assert message.endswith(
         f"Step 7 is saved; continue with glm-grpo train train.resume={run.folder.path}"
     )
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
 
-@pytest.mark.parametrize("kind", ["TypeError", None])
-def test_nothing_is_saved_for_another_process_that_saves_nothing(run, kind):
+@pytest.mark.parametrize("error", [TypeError(), None])
+def test_nothing_is_saved_for_another_process_that_saves_nothing(run, error):
     """A process that is gone cannot take part either."""
     run.saver.save()
     run.at.step = 8
-    message = _hears_of(run, kind)
+    message = _hears_of(run, error)
     assert message.endswith(f": glm-grpo train train.resume={run.folder.checkpoint_dir(7)}")
     assert not run.folder.checkpoint_dir(8).exists()
 
 
-@pytest.mark.parametrize(("kind", "named"), [("StorageError", 7), ("NonFiniteError", 6)])
-def test_the_checkpoint_at_hand_is_named_unless_its_weights_are_lost(run, kind, named):
+@pytest.mark.parametrize(("error", "named"), [(StorageError(), 7), (NonFiniteError(), 6)])
+def test_the_checkpoint_at_hand_is_named_unless_its_weights_are_lost(run, error, named):
     run.at.step = 6
     run.saver.save()
     run.at.step = 7
     run.saver.save()
-    message = _hears_of(run, kind)
+    message = _hears_of(run, error)
     assert message.endswith(f"train.resume={run.folder.checkpoint_dir(named)}")

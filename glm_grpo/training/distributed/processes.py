@@ -19,7 +19,7 @@ import torch.distributed
 from accelerate import PartialState
 from torch.distributed import ProcessGroup
 
-from glm_grpo.errors import PeerError
+from glm_grpo.errors import Aftermath, PeerError, aftermath_of
 
 _IS_GONE = re.compile(r"gloo.*Connection (closed|reset) by peer", re.DOTALL)
 """Message from gloo in a collective of gradients or weights."""
@@ -36,12 +36,13 @@ class Failure:
     """Failure of the first process that failed.
 
     Attributes:
-        kind: Class name of the error.
+        message: Class name and text of the error.
+        aftermath: What it leaves of the run.
     """
 
     rank: int
-    kind: str
     message: str
+    aftermath: Aftermath
 
 
 class Processes:
@@ -117,13 +118,12 @@ class Processes:
         except Exception as error:
             # That another process is gone as well would be less informative.
             with suppress(PeerError):
-                self._note(Failure(self.rank, type(error).__name__, str(error)))
+                message = f"{type(error).__name__}: {error}"
+                self._note(Failure(self.rank, message, aftermath_of(error)))
             raise
         failure = self._note(None)
         if failure is not None:
-            raise PeerError(
-                f"process {failure.rank} of {self.count} failed: {failure.kind}: {failure.message}"
-            )
+            raise PeerError(f"process {failure.rank} of {self.count} failed: {failure.message}")
 
     def on_main(self, work: Callable[[], T]) -> T:
         """Run a function only in the main process; returns its result in every process.

@@ -134,7 +134,7 @@ def test_the_failure_of_one_ends_all_each_with_a_word_of_its_own(found):
 
 
 def test_all_know_the_failure_as_long_as_they_end_together(found):
-    failure = {"rank": 1, "kind": "ValueError", "message": "rank 1 stumbled"}
+    failure = [1, "ValueError: rank 1 stumbled", "UNKNOWN"]
     assert [each["failure"] for each in found] == [failure, failure]
     assert [each["after"] for each in found] == ["saved", "saved"]
     assert [each["failure stays"] for each in found] == [failure, failure]
@@ -145,10 +145,10 @@ def test_of_two_failures_each_process_tells_its_own_and_the_first_counts(found):
         ["ValueError", "rank 0 stumbled"],
         ["ValueError", "rank 1 stumbled"],
     ]
-    last = {"rank": 0, "kind": "ValueError", "message": "rank 0 cannot write"}
+    last = [0, "MemoryLimitError: rank 0 has no memory", "INTACT"]
     assert [each["main fails"] for each in found] == [
-        ["ValueError", "rank 0 cannot write"],
-        ["PeerError", "process 0 of 2 failed: ValueError: rank 0 cannot write"],
+        ["MemoryLimitError", "rank 0 has no memory"],
+        ["PeerError", "process 0 of 2 failed: MemoryLimitError: rank 0 has no memory"],
     ]
     assert [each["last failure"] for each in found] == [last, last]
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.data.prompts import part_of_batch
-from glm_grpo.errors import ConfigError, PeerError
+from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
 from glm_grpo.grpo.strategy import SINGLE_PROCESS
 from glm_grpo.grpo.update import Replay, Trainee, UpdateSettings, update_policy
-from glm_grpo.training.distributed.processes import Processes, current_processes
+from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
@@ -181,7 +181,7 @@ def caught(work):
     """What it raises, as class and text; else what it returns."""
     try:
         return ["returned", work()]
-    except (ValueError, PeerError) as error:
+    except (ValueError, GlmGrpoError) as error:
         return [type(error).__name__, str(error)]
 
 
@@ -199,9 +199,13 @@ def update(processes: Processes):
 
 def fail_on_main(processes: Processes):
     def work():
-        raise ValueError(f"rank {processes.rank} cannot write")
+        raise MemoryLimitError(f"rank {processes.rank} has no memory")
 
     processes.on_main(work)
+
+
+def shown(failure: Failure | None) -> list | None:
+    return failure and [failure.rank, failure.message, failure.aftermath.name]
 
 
 def find(processes: Processes) -> dict:
@@ -216,13 +220,13 @@ def find(processes: Processes) -> dict:
         "alike": caught(lambda: fail_in(processes)),
         "failure of none": processes.failure,
         "one fails": caught(lambda: fail_in(processes, 1)),
-        "failure": vars(processes.failure),
+        "failure": shown(processes.failure),
         # They still agree on what to do next, and on why.
         "after": processes.on_main(lambda: "saved"),
-        "failure stays": vars(processes.failure),
+        "failure stays": shown(processes.failure),
         "both fail": caught(lambda: fail_in(processes, 0, 1)),
         "main fails": caught(lambda: fail_on_main(processes)),
-        "last failure": vars(processes.failure),
+        "last failure": shown(processes.failure),
     }
 
 
