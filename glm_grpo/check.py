@@ -125,14 +125,14 @@ def check_parts(config: Config) -> Prompts:
         GlmGrpoError: Checks failed; several are reported together.
     """
     errors, reserved = Errors(), ReservedTokens()
-    with errors.kept():
+    with errors.collecting():
         reserved = check_model(config)
-    with errors.kept():
+    with errors.collecting():
         prompts = build_prompts(config, reserved)
         check_tied(config, prompts)
         check_targets(config, prompts)
     for term in config.reward.terms.values():
-        with errors.kept():
+        with errors.collecting():
             try:
                 term.check()
             except RewardError as error:

@@ -73,18 +73,18 @@ class Errors:
     """Errors of checks that do not depend on each other, to be raised together."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, GlmGrpoError] = {}
+        self._collected: dict[str, GlmGrpoError] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._collected)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep an error of the block, once."""
+    def collecting(self) -> Iterator[None]:
+        """Collect an error of the block; a repeated message counts once."""
         try:
             yield
         except GlmGrpoError as error:
-            self._kept |= {str(part): part for part in error.parts or (error,)}
+            self._collected |= {str(part): part for part in error.parts or (error,)}
 
     def raise_all(self) -> None:
         """Raise a single error as it is, several as one.
@@ -92,13 +92,15 @@ class Errors:
         Raises:
             GlmGrpoError: There are errors.
         """
-        if len(self._kept) == 1:
-            raise next(iter(self._kept.values()))
-        if self._kept:
-            is_of_data = all(isinstance(error, DataError) for error in self._kept.values())
+        if len(self._collected) == 1:
+            raise next(iter(self._collected.values()))
+        if self._collected:
+            is_of_data = all(isinstance(error, DataError) for error in self._collected.values())
             combine = DataError if is_of_data else ConfigError
-            combined = combine("\n- ".join([f"{len(self._kept)} checks failed:", *self._kept]))
-            combined.parts = [*self._kept.values()]
+            combined = combine(
+                "\n- ".join([f"{len(self._collected)} checks failed:", *self._collected])
+            )
+            combined.parts = [*self._collected.values()]
             raise combined
 
 

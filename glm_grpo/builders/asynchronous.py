@@ -14,7 +14,7 @@ from glm_grpo.builders.settings import collect_settings
 from glm_grpo.collectors.ledger import Steps
 from glm_grpo.collectors.ray_cluster import Needs, RayCluster
 from glm_grpo.collectors.ray_collector import CollectorSettings
-from glm_grpo.collectors.source import AsynchronousSource, Recipe, StaleSettings
+from glm_grpo.collectors.source import AsynchronousSource, CollectRequest, StaleSettings
 from glm_grpo.config import Config
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
@@ -69,13 +69,15 @@ def build_asynchronous_source(
         folder=str(Path.cwd()),
     )
     pool = RayPool(cluster, collector_needs(config), settings)
-    recipe = _recipe(config, batch_for_step, first_step=first_step)
-    return AsynchronousSource(pool, recipe, models)
+    request = _collect_request(config, batch_for_step, first_step=first_step)
+    return AsynchronousSource(pool, request, models)
 
 
-def _recipe(config: Config, batch_for_step: BatchForStep, *, first_step: int) -> Recipe:
+def _collect_request(
+    config: Config, batch_for_step: BatchForStep, *, first_step: int
+) -> CollectRequest:
     section = config.asynchronous
-    return Recipe(
+    return CollectRequest(
         batch_for_step=batch_for_step,
         settings=collect_settings(config),
         steps=Steps(

@@ -62,10 +62,10 @@ def build_prompts(config: Config, reserved: ReservedTokens | None = None) -> Pro
     if reserved is None:
         reserved = check_model(config)
     errors = Errors()
-    with errors.kept():
+    with errors.collecting():
         training = build_prompt_set(config.data.path, config, reserved)
         check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
-    with errors.kept():
+    with errors.collecting():
         held_out = build_prompt_set(config.data.eval_path, config, reserved)
     errors.raise_all()
     return Prompts(training=training, held_out=held_out)

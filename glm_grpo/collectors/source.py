@@ -105,7 +105,7 @@ def correct_stale(
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CollectRequest:
     """What to collect.
 
     Attributes:
@@ -136,7 +136,7 @@ class AsynchronousSource:
 
     Args:
         pool: Pool of collectors; starts to work at once, and is closed with the source.
-        recipe: What to collect.
+        request: What to collect.
         models: Models of the learner; their policy weights stale experience, and its weights are
             pushed.
         now: Returns the seconds of a monotonic clock.
@@ -145,14 +145,14 @@ class AsynchronousSource:
     def __init__(
         self,
         pool: CollectorPool,
-        recipe: Recipe,
+        request: CollectRequest,
         models: Models,
         *,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._pool, self._recipe, self._models, self._now = pool, recipe, models, now
-        updates = (recipe.steps.first - 1) * recipe.steps.updates_each
-        self._ledger: Ledger[Outcome] = Ledger(recipe.steps, updates)
+        self._pool, self._request, self._models, self._now = pool, request, models, now
+        updates = (request.steps.first - 1) * request.steps.updates_each
+        self._ledger: Ledger[Outcome] = Ledger(request.steps, updates)
         self._pushed = updates
         self._busy: dict[int, Assignment] = {}
         self._idle_since: dict[int, float] = {}
@@ -183,7 +183,7 @@ class AsynchronousSource:
                 if self._failure is not None:
                     raise self._failure
                 self._changed.wait()
-                self._warn_where_nobody_comes(self._now() - started)
+                self._warn_if_no_collector(self._now() - started)
             waited = self._now() - started
             metrics = self._metrics(waited)
             assignment, outcome = entry
@@ -195,16 +195,18 @@ class AsynchronousSource:
         experience = outcome.experience
         figures = {"async/importance_ratio": 1.0, "async/truncated_fraction": 0.0}
         if age > 0:
-            experience, figures = correct_stale(self._models, experience, self._recipe.stale, clock)
+            experience, figures = correct_stale(
+                self._models, experience, self._request.stale, clock
+            )
         return experience, {"async/policy_age": float(age), **metrics, **figures}
 
     def policy_updated(self, step: int) -> None:
         """Push the weights if that is due."""
-        steps = self._recipe.steps
+        steps = self._request.steps
         if step == steps.last:
             return
         updates = step * steps.updates_each
-        if updates - self._pushed >= self._recipe.push_every:
+        if updates - self._pushed >= self._request.push_every:
             self._pool.push(updates, self._weights())
             self._pushed = updates
         with self._changed:
@@ -277,8 +279,8 @@ class AsynchronousSource:
                 collector,
                 Order(
                     number=assignment.number,
-                    batch=self._recipe.batch_for_step(assignment.step - 1),
-                    settings=self._recipe.settings,
+                    batch=self._request.batch_for_step(assignment.step - 1),
+                    settings=self._request.settings,
                     policy_step=assignment.policy_step,
                 ),
             )
@@ -288,7 +290,7 @@ class AsynchronousSource:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _warn_where_nobody_comes(self, waited: float) -> None:
+    def _warn_if_no_collector(self, waited: float) -> None:
         """Warn, because Ray silently lets a collector wait for free resources."""
         if self._is_anyone_ready or self._is_warned or waited < PATIENCE_SECONDS:
             return

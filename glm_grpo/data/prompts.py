@@ -193,11 +193,11 @@ def load_prompts(
     misspelt: dict[str, str] = {}
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
     errors, unread = Errors(), 0
-    with errors.kept():
+    with errors.collecting():
         for position, row in enumerate(read_rows(path)):
             misspelt |= _misspelt_fields(row, sources=sources)
             unread += sources == 0 and _names_source(row)
-            with errors.kept():
+            with errors.collecting():
                 entries.append(checked.entry(row, position))
             if len(errors) == _MOST_ERRORS:
                 break

@@ -217,5 +217,5 @@ class Quantization:
     decoder: Literal["float8"] | None = None
 
 
-AS_PUBLISHED = Quantization()
+NO_QUANTIZATION = Quantization()
 """Every weight in the model's dtype."""

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from glm_grpo.models.base import AS_PUBLISHED, Quantization
+from glm_grpo.models.base import NO_QUANTIZATION, Quantization
 
 PHASES = ("sources", "rollout", "decode", "reward", "update", "idle")
 """Phases of a step. `sources` exists only for edits; `idle` is the memory that stays on the
@@ -60,7 +60,7 @@ class ModelSettings:
     is_checkpointing: bool
     needs_reference: bool
     is_on_accelerator: bool
-    quantization: Quantization = AS_PUBLISHED
+    quantization: Quantization = NO_QUANTIZATION
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from glm_grpo.run.folder import (
     write_atomically,
 )
 from glm_grpo.run.tables import CREDIT, PIECES, Weighing, read_metrics, weighing_metadata
-from glm_grpo.run.trackers import NOTHING_SAID, Trackers
+from glm_grpo.run.trackers import EMPTY_RUN_INFO, Trackers
 from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.reweigh import Mode
 from rewards.types import Prompt, RewardTable
@@ -60,7 +60,7 @@ class Recorder:
         *,
         trackers: tuple[str, ...],
         config: Mapping[str, Any],
-        about: RunSection = NOTHING_SAID,
+        about: RunSection = EMPTY_RUN_INFO,
         combine: Mode,
     ) -> None:
         """Set up the recorder; nothing is written before the first record.

@@ -60,7 +60,7 @@ PROJECT_NAME = "glm-grpo"
 
 _logger = logging.getLogger(__name__)
 
-NOTHING_SAID = RunSection()
+EMPTY_RUN_INFO = RunSection()
 """Description of a run without name, notes and tags."""
 
 
@@ -253,7 +253,7 @@ class Trackers:
         names: tuple[str, ...],
         folder: RunFolder,
         config: Mapping[str, Any],
-        about: RunSection = NOTHING_SAID,
+        about: RunSection = EMPTY_RUN_INFO,
     ) -> None:
         self._about = about
         self._waiting = tuple(dict.fromkeys(names))

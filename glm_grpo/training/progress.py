@@ -164,7 +164,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Left:
+class _RemainingTime:
     """Estimated end of a run.
 
     Attributes:
@@ -211,7 +211,7 @@ class _TimeLeft:
             self._beside_steps += now - self._since
         self._phase, self._since = phase, now
 
-    def after(self, step: int) -> _Left | None:
+    def after(self, step: int) -> _RemainingTime | None:
         """Estimate the remaining time after a step, without that step's checkpoint.
 
         None after the first step, which is slower than later ones because of its self-check, and
@@ -231,7 +231,7 @@ class _TimeLeft:
             + checkpoints * self._last.get(_CHECKPOINT, 0.0)
         )
         untimed = 0 if _EVALUATION in self._last else evaluations
-        return _Left(now + seconds, untimed) if untimed or round(seconds) else None
+        return _RemainingTime(now + seconds, untimed) if untimed or round(seconds) else None
 
     def _to_come(self, phase: str, after: int) -> int:
         """How often it is still due: every so many steps, and at the last one."""
@@ -282,7 +282,7 @@ class _Bars:
         said = f"{done}/{total} {unit}"
         self._bars.update(self._phase, completed=done, total=total, count=said)
 
-    def end(self, step: int, figures: list[str], left: _Left | None) -> None:
+    def end(self, step: int, figures: list[str], left: _RemainingTime | None) -> None:
         said = f"{step}/{self._total} steps"
         self._bars.update(self._run, completed=step, count=said, beside=left)
         self.print(_step_line(step, self._total, figures, width=self._console.width))
@@ -301,7 +301,7 @@ class _Beside(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Render the text for this moment."""
         beside = task.fields["beside"]
-        return Text(beside.at(self._now()) if isinstance(beside, _Left) else beside or "")
+        return Text(beside.at(self._now()) if isinstance(beside, _RemainingTime) else beside or "")
 
 
 def _is_live(console: Console) -> bool:

@@ -204,11 +204,11 @@ class Records:
             measures = {
                 name: torch.cat([each.measures[name] for each in parts]) for name in part.measures
             }
-            watched = self._monitor.measure(step, whole, measures)
+            reading = self._monitor.measure(step, whole, measures)
             metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
             if self._work is not None:
                 metrics |= sampled_utilisation(self._work, whole, seconds)
-            metrics |= {**watched.metrics, **more, **waited, **held}
+            metrics |= {**reading.metrics, **more, **waited, **held}
             pictures = [picture for each in parts for picture in each.pictures]
             self._files.track_step(step, metrics)
             self._files.track_groups(whole, pictures, step)
@@ -218,7 +218,7 @@ class Records:
                 self._files.record_step(step, metrics)
 
             self._write_later(write)
-            return StepRecord(metrics, watched.departures)
+            return StepRecord(metrics, reading.departures)
 
         return self._processes.on_main(take)
 
@@ -261,14 +261,14 @@ class Records:
             evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
             self._files.record_evaluation(evaluation)
             metrics = evaluation_metrics(evaluation) | _time_of(parts)
-            watched = self._monitor.measure_evaluation(evaluation)
-            if watched.metrics:
+            reading = self._monitor.measure_evaluation(evaluation)
+            if reading.metrics:
                 of_step = read_metrics(self.folder)[-1].get("canary/departures") or 0.0
-                departures = of_step + len(watched.departures)
-                metrics |= {**watched.metrics, "canary/departures": departures}
+                departures = of_step + len(reading.departures)
+                metrics |= {**reading.metrics, "canary/departures": departures}
             self._files.amend_step(evaluation.step, metrics)
             self._files.track_step(evaluation.step, metrics)
-            return StepRecord(metrics, watched.departures)
+            return StepRecord(metrics, reading.departures)
 
         return self._processes.on_main(write)
 

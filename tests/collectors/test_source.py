@@ -30,7 +30,7 @@ from glm_grpo.collectors.source import (
     MAX_DEATHS_IN_A_ROW,
     PATIENCE_SECONDS,
     AsynchronousSource,
-    Recipe,
+    CollectRequest,
     StaleSettings,
 )
 from glm_grpo.errors import CollectorError, MemoryLimitError
@@ -188,7 +188,7 @@ class Run:
         self.pool = FakePool(collectors, fate, seed, late)
         self.metrics: list[dict[str, float]] = []
         self.clock = PhaseClock()
-        recipe = Recipe(
+        request = CollectRequest(
             batch_for_step=batch_for_step,
             settings=CHEAP,
             steps=Steps(first=1, last=last, updates_each=1, max_age=age, collectors=collectors),
@@ -197,7 +197,7 @@ class Run:
         )
         scorer = Scorer([Term("only", Nothing(), 1.0)])
         models = Models(self.policy, NoDecoder(), scorer, Offload({}))
-        self.source = AsynchronousSource(self.pool, recipe, models, now=now)
+        self.source = AsynchronousSource(self.pool, request, models, now=now)
         self._last = last
 
     def learn(self, step: int) -> Experience:

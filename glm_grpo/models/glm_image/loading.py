@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ConfigError, ModelError
-from glm_grpo.models.base import AS_PUBLISHED, Quantization, ReservedTokens
+from glm_grpo.models.base import NO_QUANTIZATION, Quantization, ReservedTokens
 from glm_grpo.models.glm_image.meta import build_part, read_part_configs
 from glm_grpo.models.glm_image.model_folder import (
     check_files,
@@ -125,7 +125,7 @@ def load_pipeline(
     path: str,
     *,
     dtype: torch.dtype,
-    quantization: Quantization = AS_PUBLISHED,
+    quantization: Quantization = NO_QUANTIZATION,
     quantize_on: torch.device = _CPU,
 ) -> GlmImagePipeline:
     """Load all parts of the pipeline on the CPU in evaluation mode, every parameter from its files.

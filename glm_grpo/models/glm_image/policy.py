@@ -359,9 +359,7 @@ class GlmImagePolicy:
 
     @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts in the weights that a run begins with, as `state_tensors` gives them.
-
-        Reference and policy are the same then.
+        """Loads the initial weights, named as in `state_tensors`, into policy and reference.
 
         Raises:
             CheckpointError: They do not fit.

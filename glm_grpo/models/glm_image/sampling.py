@@ -78,7 +78,7 @@ def sample_rollout(
         truncation: Truncation of the distribution; log-probs are those after it.
         phase: Phase of the run, for errors.
         build_step: Makes what takes one token of every sample at a time.
-        count: Told of every token of the grids.
+        count: Called after each token.
 
     Raises:
         NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
@@ -167,7 +167,7 @@ def prefill(
     *,
     attention_mask: Int64[Tensor, "P L"] | None,
 ) -> tuple[Float[Tensor, "P D"], DynamicCache]:
-    """Reads prompts, a few at a time: an evaluation has many more of them than a training step.
+    """Prefills prompts in chunks: an evaluation has many more of them than a training step.
 
     Args:
         language_model: GLM-Image's.

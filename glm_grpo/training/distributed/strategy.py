@@ -113,7 +113,7 @@ class AccelerateStrategy:
             self._wrapped = fsdp2_prepare_model(accelerator, policy.network)
             self._shards = [m for m in policy.network.modules() if isinstance(m, FSDPModule)]
             self._is_resharding = bool(plugin.reshard_after_forward)
-            self._settle_root(policy)
+            self._init_fsdp_root(policy)
         elif processes.count > 1:
             with warnings.catch_warnings():
                 # torch renames the argument, but accelerate does not know the new name.
@@ -195,7 +195,7 @@ class AccelerateStrategy:
                 gathered[name] = full.cpu()
         return gathered
 
-    def _settle_root(self, policy: Policy) -> None:
+    def _init_fsdp_root(self, policy: Policy) -> None:
         """Run a pass that fixes the root: torch takes the first module that runs for it."""
         policy.run_network_once()
         for module in self._shards:

@@ -48,7 +48,7 @@ EVALUATIONS_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
-class Watched:
+class CanaryReading:
     """Canary values of one step or evaluation.
 
     Attributes:
@@ -155,7 +155,7 @@ class HackingMonitor:
 
     def measure(
         self, step: int, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
-    ) -> Watched:
+    ) -> CanaryReading:
         """Judge a step; warns when a canary leaves its band or returns.
 
         The first step is sampled from the untrained model, so the bands move to its prompts: those
@@ -183,12 +183,12 @@ class HackingMonitor:
             self._store()
         departures = self._judge(values, is_evaluation=False)
         metrics = {**_means(values), "canary/departures": float(len(departures))}
-        return Watched(metrics, departures)
+        return CanaryReading(metrics, departures)
 
-    def measure_evaluation(self, evaluation: Evaluation) -> Watched:
+    def measure_evaluation(self, evaluation: Evaluation) -> CanaryReading:
         """Judge the terms that are scored only in evaluations, as `measure` judges the others."""
         values = _scores(evaluation.rewards, self._evaluated)
-        return Watched(_means(values), self._judge(values, is_evaluation=True))
+        return CanaryReading(_means(values), self._judge(values, is_evaluation=True))
 
     def _judge(
         self, values: Mapping[str, Float64[Tensor, " P"]], *, is_evaluation: bool

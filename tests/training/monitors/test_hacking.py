@@ -11,8 +11,8 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.training.monitors.hacking import (
     STEPS_IN_A_ROW,
+    CanaryReading,
     HackingMonitor,
-    Watched,
     measure_pictures,
 )
 from glm_grpo.types import (
@@ -88,19 +88,19 @@ def measure(monitor, taken, step=2, times=STEPS_IN_A_ROW):
     return [monitor.measure(step + index, taken, pictures) for index in range(times)][-1]
 
 
-def names(watched):
-    return {departure.name for departure in watched.departures}
+def names(reading):
+    return {departure.name for departure in reading.departures}
 
 
 def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
-    watched = measure(hacking_monitor, experience(UNTRAINED, table(SCORES)))
+    reading = measure(hacking_monitor, experience(UNTRAINED, table(SCORES)))
 
-    assert watched.departures == ()
-    assert watched.metrics["canary/departures"] == 0.0
+    assert reading.departures == ()
+    assert reading.metrics["canary/departures"] == 0.0
     # Minus the mean log-probability; the mean of the watched scores; no pixel is bright.
-    assert watched.metrics["canary/token_entropy"] == pytest.approx(1.0)
-    assert watched.metrics["canary/seen"] == pytest.approx(0.5)
-    assert watched.metrics["canary/bright_fraction"] == 0.0
+    assert reading.metrics["canary/token_entropy"] == pytest.approx(1.0)
+    assert reading.metrics["canary/seen"] == pytest.approx(0.5)
+    assert reading.metrics["canary/bright_fraction"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
     ],
 )
 def test_sentinel_names_the_canary_that_left_its_band(hacking_monitor, changed, name):
-    watched = measure(hacking_monitor, changed)
+    reading = measure(hacking_monitor, changed)
 
-    assert names(watched) == {name}
-    assert watched.metrics["canary/departures"] == 1.0
+    assert names(reading) == {name}
+    assert reading.metrics["canary/departures"] == 1.0
 
 
 def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
@@ -169,10 +169,10 @@ def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(hack
     # Where the term does not apply a table holds 0, which would pull the mean down.
     scores = table([0.5, 0.5, 0.0, 0.0], applies=(True, True, False, False))
 
-    watched = measure(hacking_monitor, experience(UNTRAINED, scores))
+    reading = measure(hacking_monitor, experience(UNTRAINED, scores))
 
-    assert watched.metrics["canary/seen"] == pytest.approx(0.5)
-    assert watched.departures == ()
+    assert reading.metrics["canary/seen"] == pytest.approx(0.5)
+    assert reading.departures == ()
 
 
 def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_path, caplog):
@@ -184,13 +184,13 @@ def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_p
     with caplog.at_level(logging.WARNING):
         hacking_monitor.learn(evaluation(single, nowhere))
 
-    watched = measure(hacking_monitor, experience(UNTRAINED, table([9.0] * 4)))
+    reading = measure(hacking_monitor, experience(UNTRAINED, table([9.0] * 4)))
 
     named = [message.partition(" (")[0].partition(": ")[2] for message in caplog.messages]
     assert sorted(named) == ["pixel_diversity", "seen"]
-    assert watched.departures == ()
-    assert watched.metrics["canary/seen"] == 9.0
-    assert math.isfinite(watched.metrics["canary/pixel_diversity"])
+    assert reading.departures == ()
+    assert reading.metrics["canary/seen"] == 9.0
+    assert math.isfinite(reading.metrics["canary/pixel_diversity"])
 
 
 def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
@@ -246,7 +246,7 @@ def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, capl
     def judge(*scores, by=monitor):
         return by.measure_evaluation(evaluation(UNTRAINED, table(list(scores))))
 
-    assert judge(1.0, 1.0, 1.0, 1.0) == Watched({"canary/seen": 1.0}, ())
+    assert judge(1.0, 1.0, 1.0, 1.0) == CanaryReading({"canary/seen": 1.0}, ())
     assert judge(0.27, 0.27, 0.27, 0.27).departures == ()
     with caplog.at_level(logging.WARNING):
         assert judge(0.26, 0.26, 0.26, 0.26).departures == ()

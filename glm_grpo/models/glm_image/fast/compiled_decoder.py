@@ -30,8 +30,8 @@ _logger = logging.getLogger(__name__)
 class CompiledDecoder:
     """Compiles the blocks of the diffusion transformer and the decoder of the VAE, in place.
 
-    They run eagerly until `check` has compared them with the eager ones, and for good where they
-    differ or cannot be compiled.
+    They run eagerly until `check` has compared them with the eager ones, and permanently on a
+    mismatch or if compiling fails.
 
     Args:
         transformer: Weights in its own type; with layerwise casting it cannot be compiled.
@@ -81,7 +81,7 @@ class CompiledDecoder:
         *,
         rounding: float,
     ) -> str:
-        """What speaks against the compiled networks; empty: nothing."""
+        """Reason to fall back to the eager networks; empty if there is none."""
         self.is_used = True
         try:
             difference = _mean_difference(draw(len(eager)), eager)

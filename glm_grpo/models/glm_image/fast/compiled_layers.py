@@ -48,8 +48,8 @@ def _read(layer: _CompiledLayer, hidden_states: Tensor, **kwargs: Any) -> Any:
 class CompiledLayers:
     """Compiles decoder layers, in place.
 
-    They run eagerly until `check` has compared them with the eager ones, and for good where they
-    differ or cannot be compiled.
+    They run eagerly until `check` has compared them with the eager ones, and permanently on a
+    mismatch, or where they cannot be compiled.
 
     Args:
         language_models: Stock ones, with or without adapters.

@@ -145,7 +145,7 @@ def _difference(
     positions: Int64[Tensor, "3 P T"],
     finish: Finish[Any],
 ) -> str:
-    """What speaks against a step in place of the stock one; empty: nothing."""
+    """Reason to fall back from a step to a slower one; empty if there is none."""
     try:
         ours, theirs, recorded = (
             each(language_model, inputs, cache, group_size=1, positions=positions)
