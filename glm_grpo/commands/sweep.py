@@ -29,7 +29,7 @@ class CompareRuns(Callback):
         from rewards.types import RewardError  # noqa: PLC0415
 
         folder = Path(config.hydra.sweep.dir)
-        again = f"glm-grpo compare {shlex.quote(str(folder))} ocr=1"
+        again = f"glm-grpo compare {shlex.quote(str(folder))}"
         try:
             comparison = compare([folder], None)
         except (GlmGrpoError, RewardError) as error:
@@ -37,4 +37,4 @@ class CompareRuns(Callback):
             return
         for table in comparison_tables(comparison):
             Console().print(table)
-        sys.stdout.write(f"to judge them by another reward:  {again}\n")
+        sys.stdout.write(f"to compare them again:  {again}\n")

@@ -393,7 +393,7 @@ def test_the_end_of_a_sweep_prints_what_the_command_prints(
 
     main(["compare", str(sweep)])
 
-    again = f"to judge them by another reward:  glm-grpo compare '{sweep}' ocr=1\n"
+    again = f"to compare them again:  glm-grpo compare '{sweep}'\n"
     assert printed == capsys.readouterr().out + again
 
 
