@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, UInt8
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rewards.options import LONGEST_WAIT, Options
@@ -94,6 +94,14 @@ class TermConfig(Options):
     when: Literal["always", "evaluation"] = "always"
     """`evaluation`: score only the images of evaluations, which are few, to show the score beside
     the reward; the weight must be 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_run_in(cls, values: Any) -> Any:
+        """Drop `run_in: thread`, which runs stored when a term could also have its own process."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if (key, value) != ("run_in", "thread")}
 
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that this term uses."""

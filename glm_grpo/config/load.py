@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,8 +83,6 @@ def from_yaml(text: str) -> Config:
     Raises:
         ConfigError: The text is not YAML, or a key is refused.
     """
-    # An option of terms that runs stored and that is gone.
-    text = re.sub(r"^ +run_in: thread\n", "", text, flags=re.MULTILINE)
     try:
         # Stored values are resolved; interpolating could read settings of this machine. The C
         # loader takes a tenth of the time, and every refresh of the gallery reads this.

@@ -88,6 +88,11 @@ def test_terms_have_usual_limits() -> None:
     assert (term.std_floor, term.timeout_seconds) == (1e-4, 600.0)
 
 
+def test_terms_of_older_runs_are_read() -> None:
+    assert read("ssim", {"run_in": "thread"}) == read("ssim", {})
+    assert refused_key("ssim", {"run_in": "process"}) == ("run_in",)
+
+
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
