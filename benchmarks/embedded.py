@@ -7,9 +7,10 @@ from diffusers import GlmImagePipeline
 
 from benchmarks.timing import ROOT
 from glm_grpo.builders.models import model_path
-from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def tiny_config(
 
 def first_batch(config: Config) -> PromptBatch:
     """Prompts of the first step."""
-    return build_batch(config, build_prompts(config).training, 0)
+    return build_batch(config, build_prompts(config).training, 1)
 
 
 def stock_pipeline() -> GlmImagePipeline:

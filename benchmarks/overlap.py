@@ -22,7 +22,8 @@ from benchmarks.embedded import CPU, tiny_config
 from benchmarks.step import OurStep
 from benchmarks.timing import Labels, Result, Target, compare, in_turns, option_parser, publish
 from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.training.batches import build_batch
 from glm_grpo.training.phase import PhaseClock
 from rewards.types import Prompt
 
@@ -114,7 +115,7 @@ class _Step:
         self._kept = kept
 
     def __call__(self) -> None:
-        batch = build_batch(self._config, self._prompts, len(self._kept))
+        batch = build_batch(self._config, self._prompts, len(self._kept) + 1)
         clock = PhaseClock()
         self._ours.step(batch, clock)
         self._kept.append(clock.seconds())

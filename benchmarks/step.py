@@ -26,13 +26,14 @@ from benchmarks.timing import (
     rates,
 )
 from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_batch, build_prompts
-from glm_grpo.builders.settings import collect_settings, update_settings
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import Config
 from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
+from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, PromptBatch
 
 TARGET = Target("at least", 4.0)
@@ -48,8 +49,7 @@ class OurStep:
     """
 
     def __init__(self, config: Config, models: Models) -> None:
-        self._models = models
-        self._collect = collect_settings(config)
+        self._models, self._config = models, config
         self._update = update_settings(config)
         optim = config.optim
         self._optimizer = torch.optim.AdamW(
@@ -69,7 +69,7 @@ class OurStep:
 
     def collect(self, batch: PromptBatch, clock: PhaseClock) -> Experience:
         """Sample, decode and score."""
-        return collect(self._models, batch, self._collect, clock=clock)
+        return collect(self._models, batch, self._config, clock=clock)
 
     def learn(self, experience: Experience) -> UpdateReport:
         """Run one update."""
@@ -132,7 +132,7 @@ def compare_learning(config: Config) -> dict[str, float]:
     Raises:
         RuntimeError: A difference exceeds rounding.
     """
-    batch = build_batch(config, build_prompts(config).training, 0)
+    batch = build_batch(config, build_prompts(config).training, 1)
     ours = OurStep(config, build_models(config, CPU, needs_reference=True))
     experience = ours.collect(batch, PhaseClock())
     plain = PlainGrpo(config, stock_pipeline())
@@ -160,7 +160,7 @@ def compare_learning(config: Config) -> dict[str, float]:
 def _with_next_batch(config: Config, work: Callable[[PromptBatch], None]) -> Callable[[], None]:
     """Use the prompts of the next step at each call, so that nothing is cached."""
     prompts = build_prompts(config).training
-    steps = iter(range(config.train.steps))
+    steps = iter(range(1, config.train.steps + 1))
     return lambda: work(build_batch(config, prompts, next(steps)))
 
 

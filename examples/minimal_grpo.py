@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 
 from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_batch, build_prompts
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.base import Policy
+from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import RewardTable
 
@@ -123,7 +124,7 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
     prompts = build_prompts(config).training
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate, weight_decay=0)
     results = []
-    for step in range(steps):
+    for step in range(1, steps + 1):
         batch = build_batch(config, prompts, step)
         rollout = policy.sample(batch)
         images = decoder.decode(batch, rollout.token_ids)
@@ -132,7 +133,7 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
         advantages = group_advantages(rewards)
         loss, kl, grad_norm = update(policy, optimizer, batch, rollout, advantages)
         results.append(StepResult(rewards.mean().item(), loss, kl, grad_norm))
-        print(f"step {step + 1}/{steps}  reward {results[-1].reward:.3f}  kl {kl:.4f}", flush=True)
+        print(f"step {step}/{steps}  reward {results[-1].reward:.3f}  kl {kl:.4f}", flush=True)
     return results
 
 

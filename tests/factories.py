@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from glm_grpo.config import Config, compose_config
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.types import PromptBatch
+
+CONFIG_DIR = Path(__file__).parents[1] / "configs"
 
 REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {
     "lpips": {},
@@ -62,6 +67,12 @@ def changed(settings: UpdateSettings, **changes: Any) -> UpdateSettings:
 def advantage_settings(**changes: Any) -> AdvantageSection:
     """GRPO's, without a limit."""
     return AdvantageSection(**{"normalization": "group_std", "std_floor": 0.01} | changes)
+
+
+@cache
+def tiny_config(*overrides: str, **sections: Any) -> Config:
+    """`configs/tiny.yaml` with overrides, and with other sections by their name."""
+    return compose_config(CONFIG_DIR, "tiny", overrides).model_copy(update=sections)
 
 
 class NoPolicy(Policy):

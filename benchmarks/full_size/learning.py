@@ -10,13 +10,13 @@ import torch
 
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
-from glm_grpo.builders.settings import update_settings
 from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import model_settings
 from glm_grpo.plan.floors import SequenceSizes, update_flops
 from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import RewardTable
 

@@ -26,7 +26,6 @@ from benchmarks.full_size.scale import Bench, Rows, caption, make_batch
 from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.models import place_models
 from glm_grpo.builders.prompts import Prompts
-from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import load_prompts
@@ -39,7 +38,7 @@ from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.training.resume import open_run
-from glm_grpo.training.sources import SynchronousSource
+from glm_grpo.training.steps import update_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -111,15 +110,14 @@ def _run(bench: Bench) -> dict[str, Any]:
             ),
             Console(quiet=True),
         )
-        source, begun = trainer.source, []
-        assert isinstance(source, SynchronousSource)
-        batch_for_step = source.batch_for_step
+        begun: list[float] = []
+        batch_for_step = trainer.step.batch_for_step
 
         def noted(step: int) -> PromptBatch:
             begun.append(time.perf_counter())
             return batch_for_step(step)
 
-        source.batch_for_step = noted
+        trainer.step.batch_for_step = noted  # type: ignore[method-assign]
         trainer.run()
         rows = read_metrics(trainer._records.folder)
         begun.append(time.perf_counter() - float(rows[-1]["time/evaluation"] or 0))
@@ -128,7 +126,7 @@ def _run(bench: Bench) -> dict[str, Any]:
     return {
         "images": config.rollout.prompts_per_step * config.rollout.group_size,
         "side": config.rollout.height,
-        "denoising_steps": collect_settings(config).decode_steps,
+        "denoising_steps": config.decode.training_steps,
         "terms": [*config.reward.terms],
         "floors": _floors(bench, config),
         "steps": steps,
@@ -191,7 +189,7 @@ def _one_step(bench: Bench, config: Config) -> dict[str, Any]:
     return {
         "images": rollout.prompts_per_step * rollout.group_size,
         "side": rollout.height,
-        "denoising_steps": collect_settings(config).decode_steps,
+        "denoising_steps": config.decode.training_steps,
         "terms": [*config.reward.terms],
         **{f"first_{name}_seconds": seconds for name, seconds in first.seconds().items()},
         **{f"{name}_seconds": seconds for name, seconds in clock.seconds().items()},
@@ -237,13 +235,13 @@ class _Stepper:
     def __init__(self, models: Models, config: Config) -> None:
         assert isinstance(models.policy, GlmImagePolicy)
         self._models, self._policy = models, models.policy
-        self._collect = collect_settings(config)
+        self._config = config
         self._update = update_settings(config)
         self._optimizer, self._rate = make_optimizer(self._policy)
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
         """Run one step."""
-        experience = collect(self._models, batch, self._collect, clock=clock)
+        experience = collect(self._models, batch, self._config, clock=clock)
         with self._models.phase("update", "a step", clock):
             trainee = Trainee(self._policy, self._optimizer, self._rate)
             update_policy(trainee, experience, self._update)

@@ -10,13 +10,10 @@ from glm_grpo.config import Config
 from glm_grpo.data.places import EMBEDDED
 from glm_grpo.data.prompts import (
     PromptSource,
-    SparePrompts,
-    batch_for_step,
     check_prompts_suffice,
     evaluated_at_once,
     evaluation_batches,
     load_prompts,
-    spares_for_step,
 )
 from glm_grpo.errors import Errors
 from glm_grpo.models.base import ReservedTokens
@@ -93,28 +90,6 @@ def build_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Pro
         return tiny_prompts(name, height=height, width=width, sources=config.data.sources)
     return load_prompts(
         path, height=height, width=width, reserved=reserved, sources=config.data.sources
-    )
-
-
-def build_batch(config: Config, prompts: PromptSource, step: int) -> PromptBatch:
-    """Batch of a step, from 0."""
-    return batch_for_step(
-        prompts,
-        step=step,
-        seed=config.train.seed,
-        prompts_per_step=config.rollout.prompts_per_step,
-        group_size=config.rollout.group_size,
-    )
-
-
-def build_spares(config: Config, prompts: PromptSource, step: int) -> SparePrompts:
-    """Prompts that can replace those of a step, from 0."""
-    return spares_for_step(
-        prompts,
-        step=step,
-        seed=config.train.seed,
-        prompts_per_step=config.rollout.prompts_per_step,
-        group_size=config.rollout.group_size,
     )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from glm_grpo.builders.asynchronous import build_collectors
 from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.learner import build_learner
 from glm_grpo.builders.prompts import Prompts, build_evaluation_batches
-from glm_grpo.builders.settings import loop_settings
-from glm_grpo.builders.steps import build_step
 from glm_grpo.config import Config
+from glm_grpo.data.prompts import PromptSource
 from glm_grpo.run.checkpoints import forget_checkpoints_after, prune_checkpoints
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.run_state import RunState
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.learner import Learner
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
@@ -23,6 +24,7 @@ from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records
 from glm_grpo.training.resume import OpenedRun
 from glm_grpo.training.saver import CheckpointSaver
+from glm_grpo.training.steps import RewardStep, SupervisedStep
 
 
 def build_trainer(
@@ -60,18 +62,37 @@ def build_trainer(
         finish_records=records.finish,
         announce=progress.phase,
     )
-    evaluation_batches = build_evaluation_batches(config, prompts.held_out, processes)
     return Trainer(
+        config,
         models,
         learner,
-        step=build_step(config, models, prompts.training, learner, records, launch),
-        evaluation_batches=evaluation_batches,
-        settings=loop_settings(config),
+        step=_build_step(config, models, prompts.training, learner, records, launch),
+        evaluation_batches=build_evaluation_batches(config, prompts.held_out, processes),
         records=records,
         saver=saver,
         progress=progress,
         processes=processes,
     )
+
+
+def _build_step(
+    config: Config,
+    models: Models,
+    prompts: PromptSource,
+    learner: Learner,
+    records: Records,
+    launch: Launch,
+) -> RewardStep | SupervisedStep:
+    """Build the step; collectors start to work at once, and only the trainer ends them."""
+    if config.train.method == "sft":
+        return SupervisedStep(config, models, learner, prompts, records, launch.processes)
+    collectors = None
+    if launch.cluster is not None:
+        first_step = learner.state.step + 1
+        collectors = build_collectors(
+            config, models, prompts, launch.cluster, first_step=first_step
+        )
+    return RewardStep(config, models, learner, prompts, records, launch.processes, collectors)
 
 
 def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Recorder, HackingMonitor]:

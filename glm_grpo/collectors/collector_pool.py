@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from glm_grpo.errors import GlmGrpoError
-from glm_grpo.training.collect import CollectSettings
 from glm_grpo.types import Experience, PromptBatch
 from rewards.types import RewardError
 
@@ -21,13 +20,11 @@ class Order:
     Attributes:
         number: Number of the assignment, repeated in the result.
         batch: Prompts and seeds.
-        settings: How to make the experience.
         policy_step: Updates of the weights to sample with, which were pushed before.
     """
 
     number: int
     batch: PromptBatch
-    settings: CollectSettings
     policy_step: int
 
 

@@ -11,10 +11,10 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
+from glm_grpo.config.sections import AsyncSection
 from glm_grpo.errors import ConfigError
 
 AUTO = "auto"
@@ -32,21 +32,6 @@ _PRIVATE: Mapping[str, str] = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Environment of a private cluster; Ray reads it on first import."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Resources for a run's collectors.
-
-    Attributes:
-        collectors: Number of collectors, >= 1.
-        cpus: Cores per collector, >= 1.
-        gpus: Accelerators per collector, >= 0; a fraction shares one.
-    """
-
-    collectors: int
-    cpus: int
-    gpus: float
 
 
 def require_ray() -> None:
@@ -69,22 +54,20 @@ class RayCluster:
     keeps its files in a folder that only the user can read, and ends with the run.
 
     Args:
-        address: Address of a running cluster, `host:port` or `auto`; None: start one on this
-            machine.
-        needs: Resources for the collectors.
+        section: Address of a running cluster, and the resources of the collectors.
 
     Raises:
         ConfigError: There is no such cluster, or it is too small.
     """
 
-    def __init__(self, address: str | None, needs: Needs) -> None:
+    def __init__(self, section: AsyncSection) -> None:
         self._folder: str | None = None
-        if address is None:
-            self._start(needs)
+        if section.address is None:
+            self._start(section)
         else:
-            self._connect(address)
+            self._connect(section.address)
         atexit.register(self.close)
-        self._check(address, needs)
+        self._check(section)
 
     def close(self) -> None:
         """Disconnect from the cluster, and stop it if it is private."""
@@ -96,7 +79,7 @@ class RayCluster:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _start(self, needs: Needs) -> None:
+    def _start(self, section: AsyncSection) -> None:
         os.environ.update(_PRIVATE)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import ray  # noqa: PLC0415
@@ -106,7 +89,7 @@ class RayCluster:
         with _others_visible():
             ray.init(
                 address="local",
-                num_cpus=needs.collectors * needs.cpus,
+                num_cpus=section.collectors * section.cpus_per_collector,
                 include_dashboard=False,
                 logging_level="error",
                 # Ray opens its own folder to every user; the folder around it stays private.
@@ -131,15 +114,15 @@ class RayCluster:
                 "async.address=null for one on this machine"
             ) from error
 
-    def _check(self, address: str | None, needs: Needs) -> None:
+    def _check(self, section: AsyncSection) -> None:
         import ray  # noqa: PLC0415
 
-        there = ray.cluster_resources()
+        there, address = ray.cluster_resources(), section.address
         for key, each, name in (
-            ("cpus_per_collector", needs.cpus, "CPU"),
-            ("gpus_per_collector", needs.gpus, "GPU"),
+            ("cpus_per_collector", section.cpus_per_collector, "CPU"),
+            ("gpus_per_collector", section.gpus_per_collector, "GPU"),
         ):
-            wanted = needs.collectors * each
+            wanted = section.collectors * each
             if wanted > there.get(name, 0.0):
                 self.close()
                 place = "this machine" if address is None else f"the cluster at {address}"
@@ -149,9 +132,9 @@ class RayCluster:
                     else ""
                 )
                 raise ConfigError(
-                    f"async.{key} = {each}: {needs.collectors} collectors (async.collectors) need "
-                    f"{wanted:g} {name}s, and {place} has {there.get(name, 0.0):g} for them{spare};"
-                    f" lower async.collectors or async.{key}"
+                    f"async.{key} = {each}: {section.collectors} collectors (async.collectors) "
+                    f"need {wanted:g} {name}s, and {place} has {there.get(name, 0.0):g} for "
+                    f"them{spare}; lower async.collectors or async.{key}"
                 )
 
 

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from glm_grpo.collectors.collector_pool import Collected, Order, Outcome
+from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.training.collect import collect
 from glm_grpo.training.phase import Models, PhaseClock
@@ -36,17 +37,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class CollectorSettings:
+class CollectorSetup:
     """How to set up a collector.
 
     Attributes:
-        make_models: Loads its models; called in the collector's process.
-        threads: Number of torch's CPU threads.
+        config: Config of the run.
+        make_models: Loads the models; called in the collector's process.
         folder: Working directory, for paths and modules in the config.
     """
 
-    make_models: Callable[[], Models]
-    threads: int
+    config: Config
+    make_models: Callable[[Config], Models]
     folder: str
 
 
@@ -54,11 +55,11 @@ class Collector:
     """Makes experience to order. Returns expected errors, to preserve their types and pictures.
 
     Args:
-        settings: How to set it up.
+        setup: How to set it up.
     """
 
-    def __init__(self, settings: CollectorSettings) -> None:
-        self._settings = settings
+    def __init__(self, setup: CollectorSetup) -> None:
+        self._setup = setup
 
     def place(self) -> Place:
         """Where the collector runs."""
@@ -66,16 +67,16 @@ class Collector:
 
     def prepare(self) -> RewardError | GlmGrpoError | None:
         """Load the models; returns the error if that fails."""
-        settings = self._settings
+        setup = self._setup
         # These bars redraw lines with control characters, but a collector's output is a log.
         diffusers.utils.logging.disable_progress_bar()
         transformers.utils.logging.disable_progress_bar()
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(setup.config.asynchronous.cpus_per_collector)
         try:
-            os.chdir(settings.folder)
-            self._models = settings.make_models()
+            os.chdir(setup.folder)
+            self._models = setup.make_models(setup.config)
         except OSError as error:
-            return error if isinstance(error, GlmGrpoError) else _no_folder(settings.folder, error)
+            return error if isinstance(error, GlmGrpoError) else _no_folder(setup.folder, error)
         except (RewardError, GlmGrpoError) as error:
             return error
         return None
@@ -84,18 +85,13 @@ class Collector:
         """Make the experience of one batch.
 
         Args:
-            order: Batch and settings.
+            order: Batch to collect.
             weights: Trained tensors after `order.policy_step` updates.
         """
         clock = PhaseClock()
         try:
             self._models.policy.load_state_tensors(weights)
-            experience = collect(
-                self._models,
-                order.batch,
-                order.settings,
-                clock=clock,
-            )
+            experience = collect(self._models, order.batch, self._setup.config, clock=clock)
         except (RewardError, GlmGrpoError) as error:
             return error
         images = replace(experience.images, pixels=experience.images.pixels.cpu())

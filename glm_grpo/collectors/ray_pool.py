@@ -31,8 +31,9 @@ from glm_grpo.collectors.collector_pool import (
     Ready,
     Unusable,
 )
-from glm_grpo.collectors.ray_cluster import Needs, RayCluster
-from glm_grpo.collectors.ray_collector import Collector, CollectorSettings, Place
+from glm_grpo.collectors.ray_cluster import RayCluster
+from glm_grpo.collectors.ray_collector import Collector, CollectorSetup, Place
+from glm_grpo.config.sections import AsyncSection
 from glm_grpo.errors import CollectorError, GlmGrpoError
 from rewards.types import RewardError
 
@@ -59,22 +60,25 @@ class RayPool:
 
     Args:
         cluster: Cluster in which they run; closed with the pool.
-        needs: Their number, and the resources of each.
-        settings: How to set them up.
+        section: Their number, and the resources of each.
+        setup: How to set them up.
     """
 
-    def __init__(self, cluster: RayCluster, needs: Needs, settings: CollectorSettings) -> None:
+    def __init__(self, cluster: RayCluster, section: AsyncSection, setup: CollectorSetup) -> None:
         self._cluster = cluster
         actor_class = ray.remote(Collector)
         # The source replaces a dead actor, because it knows what the actor was doing.
         self._make = actor_class.options(
-            num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0
+            num_cpus=section.cpus_per_collector,
+            num_gpus=section.gpus_per_collector,
+            max_restarts=0,
+            max_task_retries=0,
         ).remote
-        self._settings = ray.put(settings)
+        self._setup = ray.put(setup)
         self._weights: dict[int, Any] = {}
         self._jobs: dict[Any, _Job] = {}
         self._places: dict[int, Any] = {}
-        self._actors = [self._start(index) for index in range(needs.collectors)]
+        self._actors = [self._start(index) for index in range(section.collectors)]
 
     def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
         """Put weights into the object store."""
@@ -110,7 +114,7 @@ class RayPool:
         self._cluster.close()
 
     def _start(self, collector: int) -> Any:
-        actor = self._make(self._settings)
+        actor = self._make(self._setup)
         self._places[collector] = actor.place.remote()
         self._jobs[actor.prepare.remote()] = _Job(collector, None)
         return actor

@@ -23,9 +23,9 @@ from glm_grpo.collectors.collector_pool import (
     Unusable,
 )
 from glm_grpo.collectors.ledger import Assignment, Ledger, Steps
+from glm_grpo.config import Config
 from glm_grpo.errors import CollectorError
-from glm_grpo.grpo.losses import StaleTreatment, importance_weights
-from glm_grpo.training.collect import CollectSettings
+from glm_grpo.grpo.losses import importance_weights
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch
 
@@ -41,33 +41,16 @@ PATIENCE_SECONDS = 120.0
 """Time after which a waiting learner reports that there is no collector yet."""
 
 
-@dataclass(frozen=True)
-class StaleSettings:
-    """How to weight stale experience.
-
-    Attributes:
-        treatment: How to treat tokens above the largest ratio.
-        max_importance_ratio: Largest ratio, >= 1.
-        min_importance_ratio: Smallest ratio in [0, 1], below which `mask` drops a token, too.
-        micro_batch_size: Number of sequences scored at once.
-    """
-
-    treatment: StaleTreatment
-    max_importance_ratio: float
-    min_importance_ratio: float
-    micro_batch_size: int
-
-
 @torch.no_grad()
 def correct_stale(
-    models: Models, experience: Experience, settings: StaleSettings, clock: PhaseClock
+    models: Models, experience: Experience, config: Config, clock: PhaseClock
 ) -> tuple[Experience, dict[str, float]]:
     """Weight the tokens of an older policy, with one more forward pass of the current one.
 
     Args:
         models: Models whose policy has the weights that are about to learn.
         experience: Experience sampled with older weights.
-        settings: Plain values.
+        config: `async` says how to weight tokens.
         clock: Records the time of the forward pass as phase `proximal`.
 
     Returns:
@@ -78,10 +61,12 @@ def correct_stale(
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     old_log_probs = experience.rollout.log_probs
-    shape = old_log_probs.shape[:2]
-    size = replay_size(experience.prompts, models.policy, settings.micro_batch_size)
+    shape, micro_batch_size = old_log_probs.shape[:2], config.train.micro_batch_size
+    largest = config.asynchronous.max_importance_ratio
+    smallest = config.asynchronous.min_importance_ratio or 0.0
+    size = replay_size(experience.prompts, models.policy, micro_batch_size)
     with models.phase("update", size, clock, timed_as="proximal"):
-        rows = torch.arange(shape.numel()).split(settings.micro_batch_size)
+        rows = torch.arange(shape.numel()).split(micro_batch_size)
         parts = []
         for done, part in enumerate(rows, start=1):
             replay = models.policy.replay(experience.prompts, experience.rollout, part)
@@ -91,36 +76,16 @@ def correct_stale(
     weights = importance_weights(
         log_probs,
         old_log_probs,
-        largest=settings.max_importance_ratio,
-        treatment=settings.treatment,
-        smallest=settings.min_importance_ratio,
+        largest=largest,
+        treatment=config.asynchronous.on_stale,
+        smallest=smallest,
     )
     ratios = (log_probs - old_log_probs).exp()
-    is_above = ratios > settings.max_importance_ratio
-    is_outside = is_above | (ratios < settings.min_importance_ratio)
+    is_outside = (ratios > largest) | (ratios < smallest)
     return replace(experience, correction=OffPolicyCorrection(log_probs, weights)), {
         "async/importance_ratio": ratios.mean().item(),
         "async/truncated_fraction": is_outside.float().mean().item(),
     }
-
-
-@dataclass(frozen=True)
-class CollectRequest:
-    """What to collect.
-
-    Attributes:
-        batch_for_step: Returns the prompts of a step, from 0; a pure function.
-        settings: How to make the experience.
-        steps: Which steps to collect, and how old their experience may be.
-        push_every: Updates between pushes of the weights, >= 1.
-        stale: How to weight experience of an older policy.
-    """
-
-    batch_for_step: Callable[[int], PromptBatch]
-    settings: CollectSettings
-    steps: Steps
-    push_every: int
-    stale: StaleSettings
 
 
 @dataclass
@@ -132,27 +97,38 @@ class _Counts:
 
 
 class AsynchronousSource:
-    """Takes experience from a pool of collectors.
+    """Takes experience from a pool of collectors; implements `Collectors` of the training step.
 
     Args:
         pool: Pool of collectors; starts to work at once, and is closed with the source.
-        request: What to collect.
         models: Models of the learner; their policy weights stale experience, and its weights are
             pushed.
+        batch_for_step: Returns the prompts of a step, from 1; a pure function.
+        first_step: Next step to be learned, from 1.
         now: Returns the seconds of a monotonic clock.
     """
 
     def __init__(
         self,
         pool: CollectorPool,
-        request: CollectRequest,
         models: Models,
+        config: Config,
+        batch_for_step: Callable[[int], PromptBatch],
         *,
+        first_step: int,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._pool, self._request, self._models, self._now = pool, request, models, now
-        updates = (request.steps.first - 1) * request.steps.updates_each
-        self._ledger: Ledger[Outcome] = Ledger(request.steps, updates)
+        self._pool, self._models, self._config, self._now = pool, models, config, now
+        self._batch_for_step = batch_for_step
+        steps = Steps(
+            first=first_step,
+            last=config.train.steps,
+            updates_each=config.train.updates_per_step,
+            max_age=config.asynchronous.max_policy_age,
+            collectors=config.asynchronous.collectors,
+        )
+        updates = (first_step - 1) * steps.updates_each
+        self._ledger: Ledger[Outcome] = Ledger(steps, updates)
         self._pushed = updates
         self._busy: dict[int, Assignment] = {}
         self._idle_since: dict[int, float] = {}
@@ -195,18 +171,16 @@ class AsynchronousSource:
         experience = outcome.experience
         figures = {"async/importance_ratio": 1.0, "async/truncated_fraction": 0.0}
         if age > 0:
-            experience, figures = correct_stale(
-                self._models, experience, self._request.stale, clock
-            )
+            experience, figures = correct_stale(self._models, experience, self._config, clock)
         return experience, {"async/policy_age": float(age), **metrics, **figures}
 
     def policy_updated(self, step: int) -> None:
         """Push the weights if that is due."""
-        steps = self._request.steps
-        if step == steps.last:
+        train = self._config.train
+        if step == train.steps:
             return
-        updates = step * steps.updates_each
-        if updates - self._pushed >= self._request.push_every:
+        updates = step * train.updates_per_step
+        if updates - self._pushed >= self._config.asynchronous.push_every:
             self._pool.push(updates, self._weights())
             self._pushed = updates
         with self._changed:
@@ -279,8 +253,7 @@ class AsynchronousSource:
                 collector,
                 Order(
                     number=assignment.number,
-                    batch=self._request.batch_for_step(assignment.step - 1),
-                    settings=self._request.settings,
+                    batch=self._batch_for_step(assignment.step),
                     policy_step=assignment.policy_step,
                 ),
             )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm_grpo.builders.prompts import Prompts, build_batch
-from glm_grpo.builders.settings import collect_settings
+from glm_grpo.builders.prompts import Prompts
 from glm_grpo.check import check_before_loading, load_checked
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import evaluation_batches
@@ -13,6 +12,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.fit import refuse_for_processes
+from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
@@ -48,12 +48,8 @@ def check_config(config: Config) -> Iterator[str]:
     weights = ", ".join(f"{name} {weight:g}" for name, weight in config.reward.weights().items())
     found = f"reward: {weights}; every prompt has a term that applies"
     yield "\n    ".join([found, *rare])
-    experience = collect(
-        models,
-        build_batch(config, prompts.training, 0),
-        collect_settings(config),
-        clock=PhaseClock(),
-    )
+    batch = build_batch(config, prompts.training, 1)
+    experience = collect(models, batch, config, clock=PhaseClock())
     yield f"one rollout: {_describe_means(experience.rewards)}"
     if config.advantage.credit == "place":
         yield f"credit: {describe_credit(experience.rewards, config.reward.combine)}"

@@ -13,7 +13,6 @@ from accelerate.utils import get_int_from_env
 from rich.console import Console
 from rich.text import Text
 
-from glm_grpo.builders.asynchronous import collector_needs
 from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.origin import describe_origin
 from glm_grpo.builders.prompts import Prompts
@@ -78,7 +77,7 @@ def run_training(config: Config) -> RunFolder:
     # A sweep continues in this process, however this run ends.
     with ExitStack() as ending:
         if config.train.mode == "async":
-            cluster = RayCluster(config.asynchronous.address, collector_needs(config))
+            cluster = RayCluster(config.asynchronous)
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
         folder, summary = _train(given, checked, launch, console, ending)

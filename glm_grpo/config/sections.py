@@ -144,6 +144,11 @@ class DecodeSection(Options):
     """Store the diffusion transformer's weights in 8 bits (e4m3) and compute in `model.dtype`;
     absent: store them in `model.dtype`."""
 
+    @property
+    def training_steps(self) -> int:
+        """Denoising steps per training image."""
+        return self.rollout_steps or self.steps
+
 
 class AdvantageSection(Options):
     """How rewards become advantages."""

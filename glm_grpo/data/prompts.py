@@ -325,7 +325,7 @@ def batch_for_step(
 
     Args:
         prompt_set: Prompts to deal from, at least P.
-        step: Training step, from 0.
+        step: Training step, from 1.
         prompts_per_step: P.
         group_size: G.
 
@@ -344,7 +344,7 @@ class SparePrompts:
     Attributes:
         prompt_set: Prompts of the run.
         rows: Indices into `prompt_set`.
-        step: Training step, from 0.
+        step: Training step, from 1.
         seed: Seed of the run.
         group_size: G.
     """
@@ -375,14 +375,14 @@ def spares_for_step(
     """Prompts that can replace those of a step; arguments as for `batch_for_step`."""
     count = len(prompt_set)
     held = {*_rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)}
-    generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step - 1))
     order: list[int] = torch.randperm(count, generator=generator).tolist()
     rows = tuple(row for row in order if row not in held)
     return SparePrompts(prompt_set, rows, step=step, seed=seed, group_size=group_size)
 
 
 def _rows_of_step(count: int, *, step: int, seed: int, prompts_per_step: int) -> list[int]:
-    start = step * prompts_per_step
+    start = (step - 1) * prompts_per_step
     last = start + prompts_per_step - 1
     orders = {
         epoch: _epoch_order(count, epoch=epoch, seed=seed, prompts_per_step=prompts_per_step)
@@ -400,9 +400,9 @@ def _batch_of_rows(
         group_size=group_size,
         height=prompt_set.height,
         width=prompt_set.width,
-        seed=derive_seed(seed, "sampling", step),
+        seed=derive_seed(seed, "sampling", step - 1),
         decode_seeds=tuple(
-            derive_seed(seed, "decoding", step, prompt.prompt_id) for prompt in prompts
+            derive_seed(seed, "decoding", step - 1, prompt.prompt_id) for prompt in prompts
         ),
     )
 

@@ -1,10 +1,10 @@
-"""Join the processes of a run: the protocol, and its implementation for one process."""
+"""Compute gradients in one process; `AccelerateStrategy` joins those of several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,48 +12,21 @@ from torch import Tensor, nn
 T = TypeVar("T")
 
 
-@runtime_checkable
-class Strategy(Protocol):
-    """Joins the gradients and metrics of the processes that train one policy together.
+class Strategy:
+    """How the processes that train one policy together join gradients and metrics; here: one.
 
     Each process replays its own sequences; gradients are averaged over the processes.
+
+    Attributes:
+        num_processes: Number of processes.
+        rank: Rank of this process, from 0.
     """
 
-    @property
-    def num_processes(self) -> int:
-        """Number of processes."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process, from 0."""
-        ...
+    num_processes: int = 1
+    rank: int = 0
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Wrap forward and backward pass of a micro-batch; the last one joins the gradients."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of a scalar."""
-        ...
-
-    def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the joined gradient down to an L2 norm; returns the norm before scaling."""
-        ...
-
-    def gather(self, value: T) -> list[T]:
-        """Every process's value, in rank order."""
-        ...
-
-
-class SingleProcess:
-    """A single process with plain torch."""
-
-    num_processes = 1
-    rank = 0
-
-    def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Do nothing, because there is nothing to join."""
         del is_last
         return nullcontext()
 
@@ -62,12 +35,9 @@ class SingleProcess:
         torch.autograd.backward(loss)
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the gradient down to an L2 norm; returns the norm before scaling."""
+        """Scale the joined gradient down to an L2 norm; returns the norm before scaling."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def gather(self, value: T) -> list[T]:
-        """The value of this process."""
+        """Every process's value, in rank order."""
         return [value]
-
-
-SINGLE_PROCESS = SingleProcess()

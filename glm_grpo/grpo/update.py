@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,7 +17,7 @@ from glm_grpo.config.losses import AnyLoss
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import LossInputs, effective_sample_size, grpo_loss
 from glm_grpo.grpo.minibatches import MicroBatch, Split, split_experience, split_targets
-from glm_grpo.grpo.strategy import SINGLE_PROCESS, Strategy
+from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.types import (
     Count,
     Experience,
@@ -97,13 +97,13 @@ class Trainee:
         policy: Policy that replays tokens.
         optimizer: Optimizer over the policy's trainable parameters.
         schedule: Learning-rate schedule, advanced once per update.
-        strategy: Joins the processes that train together.
+        strategy: Joins the processes that train together; by default there is one.
     """
 
     policy: PolicyForUpdate
     optimizer: Optimizer
     schedule: LearningRateSchedule
-    strategy: Strategy = SINGLE_PROCESS
+    strategy: Strategy = field(default_factory=Strategy)
 
 
 @dataclass(frozen=True)
@@ -268,15 +268,15 @@ def policy_gradient(
     Returns:
         One tensor per trainable parameter, on the CPU.
     """
-    split = replace(settings.split, minibatches=1)
-    minibatches = split_experience(experience, split, SINGLE_PROCESS)
+    split, strategy = replace(settings.split, minibatches=1), Strategy()
+    minibatches = split_experience(experience, split, strategy)
     experience = _with_reference(policy, experience, minibatches, settings.loss)
     parameters = policy.trainable_parameters()
     for parameter in parameters:
         parameter.grad = None
     (micro_batches,) = minibatches
     for done, micro_batch in enumerate(micro_batches, start=1):
-        _backward_samples(policy, SINGLE_PROCESS, experience, micro_batch, settings.loss)
+        _backward_samples(policy, strategy, experience, micro_batch, settings.loss)
         count(done, len(micro_batches))
     gradient = []
     for parameter in parameters:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from glm_grpo.config.losses import LossSettings
+from glm_grpo.config import Config
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
@@ -24,30 +24,10 @@ from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.reweigh import Mode, combine, is_flat, placed_contributions
 
 
-@dataclass(frozen=True)
-class CollectSettings:
-    """Settings for making experience.
-
-    Attributes:
-        combine: How the terms are combined into one reward.
-        loss: Whether a KL to the reference has a weight, and whether it is part of the reward.
-        micro_batch_size: Number of sequences that the reference scores at once.
-        decode_steps: Denoising steps of training images, >= 1.
-        refill_rounds: How often to replace flat groups by groups of other prompts, >= 0.
-    """
-
-    combine: Mode
-    advantage: AdvantageSection
-    loss: LossSettings
-    micro_batch_size: int
-    decode_steps: int
-    refill_rounds: int = 0
-
-
 def collect(
     models: Models,
     batch: PromptBatch,
-    settings: CollectSettings,
+    config: Config,
     *,
     clock: PhaseClock,
     processes: Processes = ALONE,
@@ -57,14 +37,14 @@ def collect(
 
     If several processes each bring part of a batch, advantages are computed over the whole.
 
-    With `refill_rounds`, flat groups are replaced by groups of spare prompts. Flat replacements are
-    replaced again, up to `refill_rounds` times; when spare prompts run out, a flat group stays. The
-    experience contains all sampled groups and marks those that are discarded.
+    With `rollout.refill_rounds`, flat groups are replaced by groups of spare prompts. Flat
+    replacements are replaced again, up to `refill_rounds` times; when spare prompts run out, a flat
+    group stays. The experience contains all sampled groups and marks those that are discarded.
     Source: DAPO (arXiv 2503.14476), section 3.2, "dynamic sampling".
 
     Args:
         batch: Prompts and seeds of this process.
-        settings: Plain values.
+        config: How images are decoded, scored and compared.
         clock: Records the time of every phase.
         processes: Processes that collect together.
         spares: Spare prompts of the step, the same in all processes; None: replace nothing.
@@ -74,71 +54,38 @@ def collect(
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
         PeerError: Another process failed.
     """
-    make = partial(_collect_once, models, settings=settings, clock=clock)
     with processes.together():
-        experience = make(batch)
+        experience = sample_and_score(models, batch, config, clock)
     if spares is not None:
-        experience = _refill(experience, spares, make, settings.refill_rounds, processes)
-    return with_advantages(models, experience, settings, processes)
+        experience = _refill(models, experience, spares, config, clock, processes)
+    return with_advantages(models, experience, config, processes)
 
 
-def with_advantages(
-    models: Models,
-    experience: Experience,
-    settings: CollectSettings,
-    processes: Processes = ALONE,
-) -> Experience:
-    """The same experience with the advantages that other settings give.
-
-    Args:
-        experience: With parts of its scores, if credit is by place.
-        settings: Combination and advantages are used.
-        processes: Processes that collected together.
-    """
-    rewards = experience.totals - experience.penalties
-    places = _places(models, experience.prompts, settings)
-    if places is None:
-        advantages = batch_advantages(rewards, settings.advantage, processes)
-    else:
-        placed = placed_contributions(experience.rewards, places.grid, mode=settings.combine)
-        advantages = placed_advantages(rewards, placed, places, settings, processes)
-    return replace(experience, advantages=advantages)
-
-
-def _places(models: Models, batch: PromptBatch, settings: CollectSettings) -> TokenPlaces | None:
-    """Places of the tokens; None with credit by image."""
-    if settings.advantage.credit == "image":
-        return None
-    has_preview = batch.num_sources == 0
-    return models.policy.token_places(batch.height, batch.width, has_preview=has_preview)
-
-
-def _collect_once(
-    models: Models, batch: PromptBatch, settings: CollectSettings, clock: PhaseClock
+def sample_and_score(
+    models: Models, batch: PromptBatch, config: Config, clock: PhaseClock
 ) -> Experience:
     """Experience of some prompts, with advantages of 0 until all groups are sampled."""
-    kl_coef, kl_coef_in_reward = settings.loss.kl_coef, settings.loss.kl_coef_in_reward
+    kl_coef, kl_coef_in_reward = config.loss.kl_coef, config.loss.kl_coef_in_reward
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, clock=clock)
     is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
 
-    places = _places(models, batch, settings)
-
     @cache
     def reference() -> Float32[Tensor, "P G T"]:
-        return _reference_log_probs(models, batch, rollout, settings.micro_batch_size, clock)
+        return _reference_log_probs(models, batch, rollout, config.train.micro_batch_size, clock)
 
     # While waiting for scores, if the policy does not have to be moved back for it.
     is_early = kl_coef > 0 and not models.offload.moves("policy")
+    places = _places(models, batch, config)
     images, table = decode_and_score(
-        models.with_decode_steps(settings.decode_steps),
+        models.with_decode_steps(config.decode.training_steps),
         batch,
         rollout.token_ids,
         clock,
         meanwhile=reference if is_early else None,
         grid=places.grid if places else None,
     )
-    totals = combine(table, mode=settings.combine)
+    totals = combine(table, mode=config.reward.combine)
     penalties = torch.zeros_like(totals)
     if kl_coef_in_reward > 0 and not is_sampled_by_reference:
         penalties = reference_penalty(rollout.log_probs, reference(), kl_coef=kl_coef_in_reward)
@@ -155,11 +102,43 @@ def _collect_once(
     )
 
 
+def with_advantages(
+    models: Models, experience: Experience, config: Config, processes: Processes = ALONE
+) -> Experience:
+    """The same experience with the advantages that the config gives.
+
+    Args:
+        experience: With parts of its scores, if credit is by place.
+        config: Combination and advantages are used.
+        processes: Processes that collected together.
+    """
+    rewards = experience.totals - experience.penalties
+    places = _places(models, experience.prompts, config)
+    if places is None:
+        advantages = batch_advantages(rewards, config.advantage, processes)
+    else:
+        mode = config.reward.combine
+        placed = placed_contributions(experience.rewards, places.grid, mode=mode)
+        advantages = placed_advantages(
+            rewards, placed, places, config.advantage, processes, mode=mode
+        )
+    return replace(experience, advantages=advantages)
+
+
+def _places(models: Models, batch: PromptBatch, config: Config) -> TokenPlaces | None:
+    """Places of the tokens; None with credit by image."""
+    if config.advantage.credit == "image":
+        return None
+    has_preview = batch.num_sources == 0
+    return models.policy.token_places(batch.height, batch.width, has_preview=has_preview)
+
+
 def _refill(
+    models: Models,
     first: Experience,
     spares: SparePrompts,
-    make: Callable[[PromptBatch], Experience],
-    rounds: int,
+    config: Config,
+    clock: PhaseClock,
     processes: Processes,
 ) -> Experience:
     """Sample all rounds of groups, and choose which are trained on.
@@ -171,7 +150,7 @@ def _refill(
     trained = torch.arange(len(first.totals))
     flat = first.advantages.is_flat.nonzero().flatten()
     left = range(len(spares))
-    for _ in range(rounds):
+    for _ in range(config.rollout.refill_rounds):
         wanted = processes.gather(len(flat))
         if not left or not any(wanted):
             break
@@ -181,7 +160,7 @@ def _refill(
         replaced, flat = flat[: len(own)], flat[:0]
         with processes.together():
             if own:
-                more = make(spares.batch(own))
+                more = sample_and_score(models, spares.batch(own), config, clock)
                 num_sampled = sum(len(part.totals) for part in parts)
                 trained[replaced] = num_sampled + torch.arange(len(own))
                 flat = replaced[more.advantages.is_flat]
@@ -207,21 +186,22 @@ def placed_advantages(
     rewards: Float32[Tensor, "P G"],
     placed: Float32[Tensor, "P G R K"],
     places: TokenPlaces,
-    settings: CollectSettings,
+    settings: AdvantageSection,
     processes: Processes,
+    *,
+    mode: Mode,
 ) -> Advantages:
     """Like `batch_advantages`, with credit by place: scales cover all processes, too."""
-    advantage = settings.advantage
     parts = processes.gather((rewards, placed))
     advantages = token_advantages(
         torch.cat([part for part, _ in parts]),
         torch.cat([part for _, part in parts]),
         places,
-        later=advantage.later,
-        normalization=advantage.normalization,
-        std_floor=advantage.std_floor,
-        clip=advantage.clip,
-        is_standardised=settings.combine == "normalize_then_sum",
+        later=settings.later,
+        normalization=settings.normalization,
+        std_floor=settings.std_floor,
+        clip=settings.clip,
+        is_standardised=mode == "normalize_then_sum",
     )
     return _own_rows(advantages, [len(part) for part, _ in parts], processes.rank)
 

@@ -2,10 +2,10 @@
 
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
 the pictures, turns scores into advantages inside each group, and takes `updates_per_rollout`
-clipped, KL-regularised updates of the policy. The first half, up to the advantages, is
-`collect` in `glm_grpo.training.collect`, called by the run's `ExperienceSource`; the second is
-`update_policy` in `glm_grpo.grpo.update`. With `train.method: sft` a step learns the tokens of
-target images instead, and only evaluations sample.
+clipped, KL-regularised updates of the policy: `RewardStep` in `steps.py`. The first half, up to the
+advantages, is `collect` in `collect.py`; the second is `update_policy` in `glm_grpo.grpo.update`.
+With `train.method: sft` a step learns the tokens of target images instead, and only evaluations
+sample.
 
 Source: DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300), section 4.1.
 """
@@ -15,10 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 
 import torch
 
+from glm_grpo.config import Config
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.tables import SummaryRow
@@ -31,9 +31,7 @@ from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.resume import resume_command
 from glm_grpo.training.saver import CheckpointSaver
-from glm_grpo.training.sources import ExperienceSource
-from glm_grpo.training.steps import Step
-from glm_grpo.training.targets import TargetSource
+from glm_grpo.training.steps import RewardStep, SupervisedStep
 from glm_grpo.types import EvaluationPart, PromptBatch
 from rewards.audit.canaries import Departure
 
@@ -43,33 +41,15 @@ MAX_SKIPPED_IN_A_ROW = 3
 """Stop the run after this many steps in a row without a finite update."""
 
 
-@dataclass(frozen=True)
-class LoopSettings:
-    """Length of a run, and when to evaluate and save it.
-
-    Attributes:
-        steps: Total number of training steps.
-        eval_every: Steps between evaluations; two more run before the first and after the last
-            step.
-        checkpoint_every: Steps between checkpoints.
-        is_stopping_on_hacking: Whether a canary outside its band ends the run.
-    """
-
-    steps: int
-    eval_every: int
-    checkpoint_every: int
-    is_stopping_on_hacking: bool
-
-
 class Trainer:
     """One run, or one process of it: all processes do the same with their part of the prompts.
 
     Args:
+        config: Length of the run, and when to evaluate, save and stop it.
         models: Policy, decoder and reward terms.
         learner: Optimizer, learning rate, state and average of the policy.
         step: What is repeated.
         evaluation_batches: Held-out prompts of this process; the main one has at least one.
-        settings: Plain values.
         records: What the run stores.
         saver: Writes the run's checkpoints.
         progress: Reports progress in the terminal.
@@ -78,32 +58,27 @@ class Trainer:
 
     def __init__(
         self,
+        config: Config,
         models: Models,
         learner: Learner,
         *,
-        step: Step,
+        step: RewardStep | SupervisedStep,
         evaluation_batches: Sequence[PromptBatch],
-        settings: LoopSettings,
         records: Records,
         saver: CheckpointSaver,
         progress: Progress,
         processes: Processes,
     ) -> None:
+        self.step = step
+        self._config = config
         self._models = models
         self._learner = learner
         self._state = learner.state
-        self._stepping = step
         self._evaluation_batches = evaluation_batches
-        self._settings = settings
         self._records = records
         self._saver = saver
         self._progress = progress
         self._processes = processes
-
-    @property
-    def source(self) -> ExperienceSource | TargetSource:
-        """What the steps learn from."""
-        return self._stepping.source
 
     def run(self) -> list[SummaryRow] | None:
         """Train to the last step, or to the end of the current one on a signal to stop.
@@ -124,31 +99,31 @@ class Trainer:
             CollectorError: A collector failed, or collectors died repeatedly.
             PeerError: Another process of the run failed.
         """
-        state, settings = self._state, self._settings
+        state, steps = self._state, self._config.train.steps
         with (
             self._records.closed_on_failure(),
             stop_on_signal() as stop,
             self._progress,
-            closing(self.source),
+            closing(self.step),
         ):
             self._begin()
             first = state.step + 1
-            while state.step < settings.steps and not self._processes.any(stop.is_set):
+            while state.step < steps and not self._processes.any(stop.is_set):
                 step = state.step + 1
                 with self._saver.saved_on_failure(step):
-                    self._step(step, is_first=step == first)
-            is_finished = state.step == settings.steps
+                    self._take_step(step, is_first=step == first)
+            is_finished = state.step == steps
             if not is_finished:
                 self._saver.save()
         summary = self._records.close()
         return summary if is_finished else None
 
-    def _step(self, step: int, *, is_first: bool) -> None:
+    def _take_step(self, step: int, *, is_first: bool) -> None:
         """Run one step, record it, and do whatever is due after it."""
         clock = PhaseClock(self._progress)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        updates, record = self._stepping.take(step, clock, is_first=is_first)
+        updates, record = self.step.take(step, clock, is_first=is_first)
         self._saver.finish_step(step)
         metrics, departures, is_best = record.metrics, record.departures, False
         if self._is_evaluation_due():
@@ -189,12 +164,12 @@ class Trainer:
         self._stop_on_hacking(evaluated.departures)
 
     def _is_evaluation_due(self) -> bool:
-        step = self._state.step
-        return step % self._settings.eval_every == 0 or step == self._settings.steps
+        step, train = self._state.step, self._config.train
+        return step % train.eval_every == 0 or step == train.steps
 
     def _is_checkpoint_due(self) -> bool:
-        step = self._state.step
-        return step % self._settings.checkpoint_every == 0 or step == self._settings.steps
+        step, train = self._state.step, self._config.train
+        return step % train.checkpoint_every == 0 or step == train.steps
 
     def _record_evaluation(self) -> StepRecord:
         """Evaluate and store the current step."""
@@ -240,7 +215,7 @@ class Trainer:
             )
 
     def _stop_on_hacking(self, departures: Sequence[Departure]) -> None:
-        if not departures or not self._settings.is_stopping_on_hacking:
+        if not departures or self._config.reward.on_hacking != "stop":
             return
         if not self._saver.is_saved():
             self._saver.save()

@@ -3,115 +3,155 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from glm_grpo.config.sections import AnchorSection
-from glm_grpo.data.prompts import prompts_at
+from glm_grpo.config import Config
+from glm_grpo.data.prompts import PromptSource, part_of_batch, prompts_at
 from glm_grpo.grpo.update import (
     UpdateReport,
     UpdateSettings,
     update_on_targets,
     update_policy,
 )
+from glm_grpo.training.batches import build_batch, build_spares
+from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.learner import Learner
-from glm_grpo.training.monitors.recheck import Recheck
+from glm_grpo.training.monitors.recheck import recheck_decode
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.replay_check import check_replay
-from glm_grpo.training.sources import ExperienceSource
-from glm_grpo.training.targets import TargetSource, sft_weight, tokenize_targets
-from glm_grpo.types import Experience, TargetTokens
+from glm_grpo.training.targets import sft_weight, tokenize_targets
+from glm_grpo.types import Experience, PromptBatch, TargetTokens
 
 logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class Step(Protocol):
-    """What the loop repeats; learns, and hands in the records of what it did."""
+def update_settings(config: Config) -> UpdateSettings:
+    """How the config says to learn from an experience."""
+    return UpdateSettings(
+        loss=config.loss,
+        max_grad_norm=config.optim.max_grad_norm,
+        micro_batch_size=config.train.micro_batch_size,
+        updates_per_rollout=config.train.updates_per_rollout,
+        minibatches_per_rollout=config.train.minibatches_per_rollout,
+        is_skipping_flat=config.train.skip_flat,
+    )
 
-    @property
-    def source(self) -> ExperienceSource | TargetSource:
-        """What it learns from; closed by the loop."""
+
+@runtime_checkable
+class Collectors(Protocol):
+    """Other processes that collect while this one learns; each step is taken once, in order."""
+
+    def next_experience(
+        self, step: int, clock: PhaseClock
+    ) -> tuple[Experience, Mapping[str, float]]:
+        """Wait for the experience of a step.
+
+        Args:
+            step: Step after the last finished one, from 1.
+            clock: Records the seconds of every phase, wherever it ran.
+
+        Returns:
+            Experience to train on, and metrics of the collectors by name.
+
+        Raises:
+            RewardError: A term failed; the message names term, prompt and image.
+            GlmGrpoError: The experience cannot be made.
+        """
         ...
+
+    def policy_updated(self, step: int) -> None:
+        """Notify the collectors that the updates of a step are done."""
+        ...
+
+    def close(self) -> None:
+        """Stop; no more experience is needed."""
+        ...
+
+
+@dataclass
+class RewardStep:
+    """One step of GRPO.
+
+    Attributes:
+        models: Policy, decoder and reward terms.
+        learner: Optimizer, learning rate, state and average of the policy.
+        prompts: Training prompts of the run.
+        records: What the run stores.
+        processes: Processes of the run, each of which has its part of the prompts.
+        collectors: Where experience comes from; None: this process makes it.
+    """
+
+    config: Config
+    models: Models
+    learner: Learner
+    prompts: PromptSource
+    records: Records
+    processes: Processes
+    collectors: Collectors | None = None
 
     def take(
         self, step: int, clock: PhaseClock, *, is_first: bool
     ) -> tuple[list[UpdateReport], StepRecord]:
-        """Take a step.
+        """Collect, learn, and hand in the records.
 
         Args:
             step: From 1.
             clock: Records the seconds of every phase.
             is_first: Whether it is the first one of this process.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """How a step learns.
-
-    Attributes:
-        steps: Total number of training steps.
-        update: Settings for training the policy on an experience.
-        sft_term: Settings of the SFT term, added to the loss of GRPO.
-        reference_mix: Weight of the policy in the new reference at each sync.
-        reference_sync_every: Steps between syncs of the reference with the policy; None: never.
-    """
-
-    steps: int
-    update: UpdateSettings
-    sft_term: AnchorSection
-    reference_mix: float = 1.0
-    reference_sync_every: int | None = None
-
-
-@dataclass
-class RewardStep:
-    """One step of GRPO; a `Step`.
-
-    Attributes:
-        models: Policy, decoder and reward terms.
-        learner: Optimizer, learning rate, state and average of the policy.
-        source: Gives each step its experience.
-        recheck: Compares the cheap decode of rollouts with the full one.
-        settings: Plain values.
-        records: What the run stores.
-        processes: Processes of the run.
-    """
-
-    models: Models
-    learner: Learner
-    source: ExperienceSource
-    recheck: Recheck
-    settings: StepSettings
-    records: Records
-    processes: Processes
-
-    def take(
-        self, step: int, clock: PhaseClock, *, is_first: bool
-    ) -> tuple[list[UpdateReport], StepRecord]:
-        """See `Step`."""
-        # Sample -> decode -> score -> advantages.
-        experience, of_source = self.source.next_experience(step, clock)
+        metrics: dict[str, float] = {}
+        if self.collectors is None:
+            experience = self._collect(step, clock)
+        else:
+            experience, of_collectors = self.collectors.next_experience(step, clock)
+            metrics.update(of_collectors)
         prepared = self.records.prepare(experience)
-        of_decode = self.recheck.compare(experience, step, clock)
+        metrics |= recheck_decode(self.models, experience, step, self.config, clock, self.processes)
         if is_first:
             self._check_replay(experience, clock)
         updates = self._update_policy(experience, self._targets(experience, step, clock), clock)
         if self.learner.average is not None:
             self.learner.average.update(step)
         self._follow_with_reference(step)
-        self.source.policy_updated(step)
+        if self.collectors is not None:
+            self.collectors.policy_updated(step)
         clock.announce("records")
-        record = self.records.step(step, prepared, updates, clock, {**of_decode, **of_source})
-        return updates, record
+        return updates, self.records.step(step, prepared, updates, clock, metrics)
+
+    def batch_for_step(self, step: int) -> PromptBatch:
+        """Prompts of a step, from 1, of all processes."""
+        return build_batch(self.config, self.prompts, step)
+
+    def close(self) -> None:
+        """End the collectors."""
+        if self.collectors is not None:
+            self.collectors.close()
+
+    def _collect(self, step: int, clock: PhaseClock) -> Experience:
+        """Sample, decode and score this process's part of a step's prompts."""
+        processes, spares = self.processes, None
+        with processes.together():
+            whole = self.batch_for_step(step)
+            if self.config.rollout.refill_rounds > 0:
+                spares = build_spares(self.config, self.prompts, step)
+        with self.learner.strategy.full_parameters():
+            return collect(
+                self.models,
+                part_of_batch(whole, processes.part(len(whole.prompts))),
+                self.config,
+                clock=clock,
+                processes=processes,
+                spares=spares,
+            )
 
     def _check_replay(self, experience: Experience, clock: PhaseClock) -> None:
         """Check that sampling and replay agree before anything is learned."""
-        rows, policy = self.settings.update.micro_batch_size, self.models.policy
+        rows, policy = self.config.train.micro_batch_size, self.models.policy
         clock.announce("self-check")
         with (
             self.learner.strategy.full_parameters(),
@@ -128,15 +168,15 @@ class RewardStep:
 
     def _targets(self, experience: Experience, step: int, clock: PhaseClock) -> TargetTokens | None:
         """Target images of the step, if its loss has an SFT term."""
-        settings = self.settings.sft_term
-        if not settings.is_used:
+        anchor = self.config.anchor
+        if not anchor.is_used:
             return None
         with self.processes.together():
             return tokenize_targets(
                 self.models,
                 prompts_at(experience.prompts, experience.trained_rows()),
-                weight=sft_weight(settings, step, self.settings.steps),
-                preview=settings.preview,
+                weight=sft_weight(anchor, step, self.config.train.steps),
+                preview=anchor.preview,
                 clock=clock,
             )
 
@@ -144,48 +184,58 @@ class RewardStep:
         self, experience: Experience, targets: TargetTokens | None, clock: PhaseClock
     ) -> list[UpdateReport]:
         """Run the updates of a step; every process gets the same reports."""
-        rows, policy = self.settings.update.micro_batch_size, self.models.policy
-        with self.models.phase("update", replay_size(experience.prompts, policy, rows), clock):
+        settings, policy = update_settings(self.config), self.models.policy
+        size = replay_size(experience.prompts, policy, settings.micro_batch_size)
+        with self.models.phase("update", size, clock):
             return update_policy(
-                self.learner.trainee(policy), experience, self.settings.update, targets, clock.count
+                self.learner.trainee(policy), experience, settings, targets, clock.count
             )
 
     def _follow_with_reference(self, step: int) -> None:
-        every = self.settings.reference_sync_every
-        if every is not None and step % every == 0:
-            self.models.policy.mix_reference(self.settings.reference_mix)
+        every = self.config.loss.reference_sync_every
+        if self.config.needs_reference and every is not None and step % every == 0:
+            self.models.policy.mix_reference(self.config.loss.reference_mix)
 
 
 @dataclass
 class SupervisedStep:
-    """One step of supervised fine-tuning (`train.method: sft`); a `Step`.
+    """One step of supervised fine-tuning (`train.method: sft`); attributes as in `RewardStep`."""
 
-    Attributes:
-        models: Policy, decoder and reward terms.
-        learner: Optimizer, learning rate, state and average of the policy.
-        source: Gives each step the target images to learn from.
-        settings: Plain values.
-        records: What the run stores.
-    """
-
+    config: Config
     models: Models
     learner: Learner
-    source: TargetSource
-    settings: StepSettings
+    prompts: PromptSource
     records: Records
+    processes: Processes
 
     def take(
         self, step: int, clock: PhaseClock, *, is_first: bool
     ) -> tuple[list[UpdateReport], StepRecord]:
-        """See `Step`."""
+        """Learn from target images, and hand in the records; arguments as in `RewardStep`."""
         del is_first
-        targets, num_prompts = self.source.next_targets(step, clock)
-        settings, policy = self.settings.update, self.models.policy
+        settings, policy = update_settings(self.config), self.models.policy
+        with self.processes.together():
+            whole = self.batch_for_step(step)
+            part = part_of_batch(whole, self.processes.part(len(whole.prompts)))
+            targets = tokenize_targets(
+                self.models,
+                encode_sources(self.models, part, clock),
+                weight=1.0,
+                preview=self.config.anchor.preview,
+                clock=clock,
+            )
         size = replay_size(targets.prompts, policy, settings.micro_batch_size)
         with self.models.phase("update", size, clock):
             updates = update_on_targets(
-                self.learner.trainee(policy), targets, settings, num_prompts=num_prompts
+                self.learner.trainee(policy), targets, settings, num_prompts=len(part.prompts)
             )
         if self.learner.average is not None:
             self.learner.average.update(step)
         return updates, self.records.supervised_step(step, len(targets.places), updates, clock)
+
+    def batch_for_step(self, step: int) -> PromptBatch:
+        """Prompts of a step, from 1, of all processes."""
+        return build_batch(self.config, self.prompts, step)
+
+    def close(self) -> None:
+        """Do nothing, because there is nothing to close."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from glm_grpo.config.sections import AnchorSection
-from glm_grpo.data.prompts import part_of_batch, prompts_at
+from glm_grpo.data.prompts import prompts_at
 from glm_grpo.models.base import Preview
-from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import PromptBatch, TargetTokens
 
@@ -59,46 +56,3 @@ def tokenize_targets(
         places=torch.tensor(places, dtype=torch.long),
         weight=weight,
     )
-
-
-class TargetSource:
-    """Target images to learn from without sampling (`train.method: sft`).
-
-    Args:
-        models: Models of the run; the policy encodes the pictures.
-        processes: Processes of the run, each of which takes its part of the prompts.
-        batch_for_step: Returns all prompts of a step, from 0; a pure function.
-        preview: How to get preview tokens, as in `anchor.preview`.
-    """
-
-    def __init__(
-        self,
-        models: Models,
-        processes: Processes,
-        *,
-        batch_for_step: Callable[[int], PromptBatch],
-        preview: Preview,
-    ) -> None:
-        self._models, self._processes = models, processes
-        self.batch_for_step = batch_for_step
-        self._preview = preview
-
-    def next_targets(self, step: int, clock: PhaseClock) -> tuple[TargetTokens, int]:
-        """Target images of this process's part of a step's prompts, from 1, and that part's size.
-
-        Raises:
-            MemoryLimitError: Memory ran out; the message names phase, size and remedy.
-            PeerError: Another process failed.
-        """
-        processes = self._processes
-        with processes.together():
-            whole = self.batch_for_step(step - 1)
-            part = part_of_batch(whole, processes.part(len(whole.prompts)))
-            batch = encode_sources(self._models, part, clock)
-            targets = tokenize_targets(
-                self._models, batch, weight=1.0, preview=self._preview, clock=clock
-            )
-        return targets, len(batch.prompts)
-
-    def close(self) -> None:
-        """Do nothing, because there is nothing to close."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_grpo.builders.asynchronous import collector_needs
-from glm_grpo.collectors.ray_cluster import Needs, require_ray
+from glm_grpo.collectors.ray_cluster import require_ray
 from glm_grpo.config import (
     Config,
     EffectiveConfig,
@@ -77,11 +76,6 @@ def test_resumed_run_may_have_other_collectors_but_no_other_age(tiny) -> None:
     other = tiny("train.mode=async", "async.max_policy_age=2", "async.on_stale=mask")
     assert config_differences(stored, other) == ["async.max_policy_age", "async.on_stale"]
     assert config_differences(stored, tiny()) == ["train.mode"]
-
-
-def test_needs_of_the_collectors_are_those_of_the_config(tiny) -> None:
-    config = tiny("async.cpus_per_collector=4", "async.gpus_per_collector=0.5")
-    assert collector_needs(config) == Needs(collectors=2, cpus=4, gpus=0.5)
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

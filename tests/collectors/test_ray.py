@@ -14,7 +14,8 @@ import psutil
 import pytest
 import torch
 
-from glm_grpo.collectors.ray_cluster import Needs, RayCluster
+from glm_grpo.collectors.ray_cluster import RayCluster
+from glm_grpo.config.sections import AsyncSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
@@ -253,13 +254,13 @@ def test_a_cluster_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(
         ConfigError, match=r"async.address = '127.0.0.1:1': cannot connect to a Ray cluster"
     ):
-        RayCluster("127.0.0.1:1", Needs(collectors=1, cpus=1, gpus=0.0))
+        RayCluster(AsyncSection(collectors=1, address="127.0.0.1:1"))
 
 
 def test_a_cluster_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RayCluster, "_start", lambda self, needs: None)
+    monkeypatch.setattr(RayCluster, "_start", lambda self, section: None)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     with pytest.raises(
         ConfigError, match=r"async.gpus_per_collector = 1.0: 2 collectors .* 2 GPUs"
     ):
-        RayCluster(None, Needs(collectors=2, cpus=1, gpus=1.0))
+        RayCluster(AsyncSection(collectors=2, gpus_per_collector=1.0))

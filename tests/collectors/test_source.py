@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,35 +24,21 @@ from glm_grpo.collectors.collector_pool import (
     Ready,
     Unusable,
 )
-from glm_grpo.collectors.ledger import Steps
 from glm_grpo.collectors.source import (
     MAX_DEATHS_IN_A_ROW,
     PATIENCE_SECONDS,
     AsynchronousSource,
-    CollectRequest,
-    StaleSettings,
 )
 from glm_grpo.errors import CollectorError, MemoryLimitError
 from glm_grpo.grpo.update import Replay
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import CollectSettings
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
-from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss
+from tests.factories import NoDecoder, NoPolicy, tiny_config
 
 TOKENS = 4
-CHEAP = CollectSettings(
-    combine="weighted_sum",
-    advantage=advantage_settings(std_floor=0.02),
-    loss=clipped_loss(),
-    micro_batch_size=1,
-    decode_steps=1,
-)
-WEIGH = StaleSettings(
-    treatment="truncate", max_importance_ratio=2.0, min_importance_ratio=0.0, micro_batch_size=1
-)
 
 
 class CountingPolicy(NoPolicy):
@@ -182,22 +167,26 @@ class Run:
         seed: int = 0,
         late: int = 0,
         now: Callable[[], float] = time.perf_counter,
-        stale: StaleSettings = WEIGH,
+        options: Sequence[str] = (),
     ) -> None:
         self.policy = CountingPolicy()
         self.pool = FakePool(collectors, fate, seed, late)
         self.metrics: list[dict[str, float]] = []
         self.clock = PhaseClock()
-        request = CollectRequest(
-            batch_for_step=batch_for_step,
-            settings=CHEAP,
-            steps=Steps(first=1, last=last, updates_each=1, max_age=age, collectors=collectors),
-            push_every=push_every,
-            stale=stale,
+        config = tiny_config(
+            f"train.steps={last}",
+            "train.mode=async",
+            f"async.collectors={collectors}",
+            f"async.max_policy_age={age}",
+            f"async.push_every={push_every}",
+            "train.micro_batch_size=1",
+            *options,
         )
         scorer = Scorer([Term("only", Nothing(), 1.0)])
         models = Models(self.policy, NoDecoder(), scorer, Offload({}))
-        self.source = AsynchronousSource(self.pool, request, models, now=now)
+        self.source = AsynchronousSource(
+            self.pool, models, config, batch_for_step, first_step=1, now=now
+        )
         self._last = last
 
     def learn(self, step: int) -> Experience:
@@ -242,7 +231,7 @@ def test_steps_come_once_and_in_order_whoever_finishes_first(
 
     experiences = it.learn_all()
 
-    assert prompts_of(experiences) == [f"prompt-{step}" for step in range(9)]
+    assert prompts_of(experiences) == [f"prompt-{step}" for step in range(1, 10)]
     assert [order.number for order in it.pool.orders] == list(range(1, 10))
     assert all(0 <= figures["async/policy_age"] <= age for figures in it.metrics)
 
@@ -293,8 +282,8 @@ def test_stale_experience_is_weighed_by_the_policy_about_to_learn(run: Callable[
 
 def test_dropping_leaves_out_tokens_that_became_too_unlikely(run: Callable[..., Run]) -> None:
     # All tokens have a ratio of exp(-0.1) = 0.905, as above.
-    stale = replace(WEIGH, treatment="mask", min_importance_ratio=0.95)
-    it = run(collectors=2, age=1, last=2, stale=stale)
+    options = ("async.on_stale=mask", "async.min_importance_ratio=0.95")
+    it = run(collectors=2, age=1, last=2, options=options)
     it.learn(1)
 
     correction = it.learn(2).correction
@@ -358,7 +347,7 @@ class DiesAt:
         self._step, self._left = step, times
 
     def __call__(self, collector: int, order: Order) -> Event | None:
-        if order.batch.seed + 1 != self._step or self._left == 0:
+        if order.batch.seed != self._step or self._left == 0:
             return None
         self._left -= 1
         return Died(collector, f"collector {collector} (process 7 on here) died (killed)")
@@ -372,10 +361,10 @@ def test_a_collector_that_dies_is_replaced_and_its_batch_made_again_as_it_was(
 
     experiences = it.learn_all()
 
-    assert prompts_of(experiences) == [f"prompt-{step}" for step in range(6)]
+    assert prompts_of(experiences) == [f"prompt-{step}" for step in range(1, 7)]
     assert len(it.pool.replaced) == 2
     assert sum(figures["async/restarts"] for figures in it.metrics) == 2
-    lost = [order for order in it.pool.orders if order.batch.seed == 2]
+    lost = [order for order in it.pool.orders if order.batch.seed == 3]
     assert len(lost) == 3
     assert {order.policy_step for order in lost} == {1}
 
@@ -390,7 +379,7 @@ def test_collectors_that_die_again_and_again_stop_the_run(run: Callable[..., Run
 
 def failing(step: int, error: Exception) -> Callable[[int, Order], Event | None]:
     def fate(collector: int, order: Order) -> Event | None:
-        if order.batch.seed + 1 == step:
+        if order.batch.seed == step:
             return Finished(collector, order.number, error)
         return None
 

@@ -55,7 +55,7 @@ def ids_of_steps(prompt_set: PromptSet, steps: range, per_step: int, seed: int =
         prompt.prompt_id
         for step in steps
         for prompt in batch_for_step(
-            prompt_set, step=step, seed=seed, prompts_per_step=per_step, group_size=2
+            prompt_set, step=step + 1, seed=seed, prompts_per_step=per_step, group_size=2
         ).prompts
     ]
 
@@ -220,7 +220,7 @@ def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder:
 
 def test_batch_for_step_carries_size_group_and_seeds(tmp_path: Path) -> None:
     batch = batch_for_step(
-        numbered_set(tmp_path, 5), step=3, seed=7, prompts_per_step=2, group_size=4
+        numbered_set(tmp_path, 5), step=4, seed=7, prompts_per_step=2, group_size=4
     )
     assert (batch.group_size, batch.height, batch.width) == (4, 32, 64)
     assert len(batch.prompts) == len(batch.decode_seeds) == 2
@@ -272,7 +272,7 @@ def test_batch_for_step_shuffles_each_epoch_anew_and_without_favour(tmp_path: Pa
 
 def test_batch_for_step_refuses_more_prompts_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"prompts_per_step 4: .*prompts\.txt contains only 3"):
-        batch_for_step(numbered_set(tmp_path, 3), step=0, seed=0, prompts_per_step=4, group_size=2)
+        batch_for_step(numbered_set(tmp_path, 3), step=1, seed=0, prompts_per_step=4, group_size=2)
 
 
 def test_evaluation_batches_hold_all_prompts_in_order(tmp_path: Path) -> None:

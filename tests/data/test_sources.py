@@ -154,7 +154,7 @@ def test_a_source_that_cannot_be_used_is_refused_by_file_and_line(
 def test_a_batch_and_its_parts_keep_the_sources_of_their_prompts(folder: Path) -> None:
     rows = [{"prompt": name, "source": f"{name}.png"} for name in ("red", "green", "blue")]
     prompts = load(written(folder / "a.jsonl", lines(*rows)), sources=1)
-    batch = batch_for_step(prompts, step=0, seed=0, prompts_per_step=3, group_size=2)
+    batch = batch_for_step(prompts, step=1, seed=0, prompts_per_step=3, group_size=2)
     assert batch.num_sources == 1
     expected = {"red": RED, "green": GREEN, "blue": BLUE}
     for prompt in batch.prompts:

@@ -129,7 +129,7 @@ def make_trainer(tmp_path, small, half_size):
         launch = Launch(Accelerator(), Processes(), work=work)
         trainer = build_trainer(config, models, prompts, opened, launch, Console(quiet=True))
         if change_batch is not None:
-            trainer.source.batch_for_step = change_batch(trainer.source.batch_for_step)
+            trainer.step.batch_for_step = change_batch(trainer.step.batch_for_step)
         return trainer, models, run_dir
 
     return build
@@ -159,13 +159,13 @@ def make_run(tmp_path, small):
             Launch(accelerator, Processes()),
             Console(quiet=True),
         )
-        batch_for_step = trainer.source.batch_for_step
+        batch_for_step = trainer.step.batch_for_step
 
         def announced(at):
-            at_step(models, at + 1)
+            at_step(models, at)
             return batch_for_step(at)
 
-        trainer.source.batch_for_step = announced
+        trainer.step.batch_for_step = announced
         return trainer, models, RunFolder(tmp_path / folder)
 
     return build

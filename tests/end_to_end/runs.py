@@ -49,7 +49,7 @@ def pay_for(term: Reward, weight: float = 1.0, **options: Any) -> Callable[[Any]
 
 
 def signal_at(step: int, number: int) -> Callable[[BatchForStep], BatchForStep]:
-    """Sends this process a signal as the batch of a step, from 0, is asked for."""
+    """Sends this process a signal as the batch of a step, from 1, is asked for."""
 
     def change(batch_for_step: BatchForStep) -> BatchForStep:
         def asked(at: int) -> PromptBatch:

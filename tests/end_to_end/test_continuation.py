@@ -34,7 +34,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(make_trainer):
 
     # After the step at hand: the reference has moved once, and is in the middle of its next turn.
     stopped, _, run_dir = make_trainer(
-        *STATEFUL, folder="parts", change_batch=signal_at(2, signal.SIGTERM)
+        *STATEFUL, folder="parts", change_batch=signal_at(3, signal.SIGTERM)
     )
     assert stopped.run() is None
     assert load_checkpoint(newest_checkpoint(RunFolder(run_dir))).step == 3

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_batch, build_prompts
-from glm_grpo.builders.settings import collect_settings
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
@@ -27,6 +26,7 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.tiny import world
+from glm_grpo.training.batches import build_batch
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import encode_sources, sample
 from glm_grpo.training.resume import open_run
@@ -124,8 +124,8 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
     assert compare([folder.path, other.path], weights=None).runs[1].over_first is not None
 
     config = read_config(folder)
-    batch = build_batch(config, build_prompts(config).training, 0)
-    samples = sample_probe(models, [batch], collect_settings(config), noises=2)
+    batch = build_batch(config, build_prompts(config).training, 1)
+    samples = sample_probe(models, [batch], config, noises=2)
     report = report_probe(samples, mode="weighted_sum")
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
     table = models.scorer.score(batch.prompts, sources[:, None])
@@ -160,7 +160,7 @@ def test_the_vision_tower_is_on_the_accelerator_while_sources_are_read(edits):
     paths = (f"data.path={edits}", f"data.eval_path={edits}")
     config = compose_config(CONFIG_DIR, "tiny", [*SMALL, *SETTINGS, *paths, "offload=modules"])
     models = build_models(config, torch.device("cuda"), needs_reference=False)
-    batch = build_batch(config, build_prompts(config).training, 0)
+    batch = build_batch(config, build_prompts(config).training, 1)
     places = []
     (tower, _) = models.policy.source_modules()
     tower.register_forward_pre_hook(lambda *_: places.append(next(tower.parameters()).device.type))

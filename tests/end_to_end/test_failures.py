@@ -45,7 +45,7 @@ class Failing(Brightness):
 
         def asked(at):
             batch = batch_for_step(at)
-            self._step, self._last = at + 1, batch.prompts[-1].prompt_id
+            self._step, self._last = at, batch.prompts[-1].prompt_id
             return batch
 
         return asked

@@ -8,10 +8,11 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from glm_grpo.builders.prompts import build_batch, build_prompts, build_spares
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import compose_config
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.training.batches import build_batch, build_spares
 from tests.end_to_end.runs import Brightness, comparable_metrics
 
 RUN = ("train.steps=2", "loss.kl_coef=0", "optim.learning_rate=1e-3")

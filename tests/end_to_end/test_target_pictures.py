@@ -43,9 +43,9 @@ def test_examples_are_learned(make_trainer):
             folder=f"at-{weight}",
             term=Brightness(),
         )
-        batch = trainer.source.batch_for_step(0)
-        trainer.source.batch_for_step = lambda step, batch=batch: dataclasses.replace(
-            batch, seed=step
+        batch = trainer.step.batch_for_step(1)
+        trainer.step.batch_for_step = lambda step, batch=batch: dataclasses.replace(
+            batch, seed=step - 1
         )
         trainer.run()
         rows = read_metrics(RunFolder(run_dir))[1:]
@@ -80,8 +80,8 @@ SFT = ("train.method=sft", *RUN, "train.eval_every=3", "train.checkpoint_every=1
 
 def test_supervised_fine_tuning_learns_targets_and_samples_nothing(make_trainer):
     trainer, _, run_dir = make_trainer(*SFT, "optim.learning_rate=2e-4", term=Brightness())
-    batch = trainer.source.batch_for_step(0)
-    trainer.source.batch_for_step = lambda step: batch
+    batch = trainer.step.batch_for_step(1)
+    trainer.step.batch_for_step = lambda step: batch
     assert trainer.run() is not None
     folder = RunFolder(run_dir)
     untrained, *rows = read_metrics(folder)
@@ -107,16 +107,16 @@ def test_steps_without_a_target_learn_nothing_and_are_no_failure(make_trainer):
     trainer, models, run_dir = make_trainer(
         *SFT, "train.steps=4", "train.minibatches_per_rollout=2", term=Brightness()
     )
-    batch = trainer.source.batch_for_step(0)
+    batch = trainer.step.batch_for_step(1)
     bare = tuple(dataclasses.replace(prompt, target=None) for prompt in batch.prompts)
     first = (batch.prompts[0], bare[1])
     heads = []
 
     def dealt(step):
         heads.append(models.policy.model.lm_head.weight.detach().clone())
-        return dataclasses.replace(batch, prompts=first if step == 0 else bare)
+        return dataclasses.replace(batch, prompts=first if step == 1 else bare)
 
-    trainer.source.batch_for_step = dealt
+    trainer.step.batch_for_step = dealt
     assert trainer.run() is not None
     rows = read_metrics(RunFolder(run_dir))[1:]
     # Half of its minibatches have an example.
@@ -167,7 +167,7 @@ def test_a_run_that_begins_with_another_one_goes_on_as_if_it_had_not_stopped(mak
     whole, _, whole_dir = make_trainer(*more, folder="whole", term=Brightness())
     whole.run()
     stopped, _, run_dir = make_trainer(
-        *more, folder="parts", term=Brightness(), change_batch=signal_at(0, signal.SIGINT)
+        *more, folder="parts", term=Brightness(), change_batch=signal_at(1, signal.SIGINT)
     )
     assert stopped.run() is None
     assert "reference" not in load_checkpoint(newest_checkpoint(RunFolder(run_dir))).tensors

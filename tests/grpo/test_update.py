@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
-from glm_grpo.grpo.strategy import SingleProcess
+from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import (
     Replay,
     Trainee,
@@ -316,7 +316,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     losses: list[float] = []
     is_last_of: list[bool] = []
 
-    class Doubling(SingleProcess):
+    class Doubling(Strategy):
         """Doubles every gradient."""
 
         def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:

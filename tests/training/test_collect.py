@@ -16,7 +16,7 @@ from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.credit import TokenPlaces, token_advantages, token_places
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import CollectSettings, collect, placed_advantages
+from glm_grpo.training.collect import collect, placed_advantages
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.joining import join_experiences
@@ -26,7 +26,14 @@ from rewards.parts import Grid
 from rewards.reweigh import Mode
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable, Scores
-from tests.factories import NoDecoder, NoPolicy, Watcher, advantage_settings, clipped_loss
+from tests.factories import (
+    NoDecoder,
+    NoPolicy,
+    Watcher,
+    advantage_settings,
+    clipped_loss,
+    tiny_config,
+)
 
 SOON = 20.0
 """Seconds after which a test gives up on a thread."""
@@ -311,20 +318,20 @@ def collected(
         scorer=Scorer([Term("brightness", term or Brightness([]), 1.0)]),
         offload=Offload({}),
     )
-    settings = CollectSettings(
-        combine="weighted_sum",
+    config = tiny_config(
+        f"rollout.refill_rounds={rounds}",
+        "train.micro_batch_size=3",
+        "decode.steps=1",
+        "reward.combine=weighted_sum",
         advantage=advantage or advantage_settings(),
         loss=clipped_loss(**loss),
-        micro_batch_size=3,
-        decode_steps=1,
-        refill_rounds=rounds,
     )
     prompts = (Prompt("first", "flat"), Prompt("second", "rising"))
     listed = Listed(Prompt(f"spare {row}", kind) for row, kind in enumerate(spares))
     return collect(
         models,
         PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(5, 6)),
-        settings,
+        config,
         clock=PhaseClock(),
         processes=processes,
         spares=SparePrompts(listed, tuple(range(len(listed))), step=4, seed=0, group_size=2),
@@ -384,8 +391,7 @@ def test_processes_give_the_credit_that_one_gives(normalization: str, combine: M
     rewards = placed.sum(dim=(2, 3)) + torch.randn(3, 4, generator=generator)
     places = token_places((Grid(2, 2),), Grid(2, 2))
     advantage = advantage_settings(credit="place", normalization=normalization)
-    settings = CollectSettings(combine, advantage, clipped_loss(), 1, 1)
-    whole = placed_advantages(rewards, placed, places, settings, ALONE)
+    whole = placed_advantages(rewards, placed, places, advantage, ALONE, mode=combine)
     assert whole.tokens is not None
     expected = token_advantages(
         rewards,
@@ -398,7 +404,8 @@ def test_processes_give_the_credit_that_one_gives(normalization: str, combine: M
     assert whole.tokens.equal(expected.tokens)
     parts = [(rewards[:1], placed[:1]), (rewards[1:], placed[1:])]
     for rank, rows in enumerate((slice(0, 1), slice(1, 3))):
-        found = placed_advantages(*parts[rank], places, settings, OneOfTwo(rank, parts))
+        processes = OneOfTwo(rank, parts)
+        found = placed_advantages(*parts[rank], places, advantage, processes, mode=combine)
         assert found.values.equal(whole.values[rows])
         assert found.tokens is not None
         assert found.tokens.equal(whole.tokens[rows])

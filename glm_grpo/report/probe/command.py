@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from glm_grpo.builders.models import begin_with, find_start, load_models
-from glm_grpo.builders.prompts import build_batch
-from glm_grpo.builders.settings import collect_settings, update_settings
 from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import PromptSource, part_of_batch
 from glm_grpo.gallery.report import Table
@@ -27,6 +25,7 @@ from glm_grpo.report.probe.credit import (
 from glm_grpo.report.probe.figures import report_probe
 from glm_grpo.report.probe.page import probe_tables, write_probe
 from glm_grpo.report.probe.probe import sample_probe
+from glm_grpo.training.batches import build_batch
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
@@ -88,8 +87,7 @@ def probe_config(
     for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
         logger.warning("%s", line)
     credit = _build_credit(config, models, batches, laters or ()) if needs_gradients else None
-    settings = collect_settings(config)
-    samples = sample_probe(models, batches, settings, noises=noises, credit=credit)
+    samples = sample_probe(models, batches, config, noises=noises, credit=credit)
     found = None if credit is None else credit.report()
     report = report_probe(samples, mode=config.reward.combine, credit=found)
     return WrittenProbe(probe_tables(report), write_probe(report, samples, directory))
@@ -151,9 +149,7 @@ def _build_credit(
         (1 + len(laters)) * images,
         describe_bytes(needed),
     )
-    by_place = config.advantage.model_copy(update={"credit": "place"})
-    settings = replace(collect_settings(config), advantage=by_place)
-    return CreditProbe(models, settings, update_settings(config), laters)
+    return CreditProbe(models, config, laters)
 
 
 def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
@@ -164,8 +160,7 @@ def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> 
             "--prompts %d: there are only %d, so all are sampled", num_prompts, len(prompts)
         )
         num_prompts = len(prompts)
-    batches = [
-        build_batch(config, prompts, step) for step in range(math.ceil(num_prompts / at_once))
-    ]
+    steps = math.ceil(num_prompts / at_once)
+    batches = [build_batch(config, prompts, step) for step in range(1, steps + 1)]
     rest = num_prompts - at_once * (len(batches) - 1)
     return [*batches[:-1], part_of_batch(batches[-1], range(rest))]

@@ -6,19 +6,21 @@ import itertools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, NonFiniteError
 from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signals
-from glm_grpo.grpo.update import PolicyForUpdate, UpdateSettings, policy_gradient
+from glm_grpo.grpo.update import PolicyForUpdate, policy_gradient
 from glm_grpo.output import describe_bytes
-from glm_grpo.training.collect import CollectSettings, with_advantages
+from glm_grpo.training.collect import with_advantages
 from glm_grpo.training.phase import Models, replay_size
+from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience
 
 logger = logging.getLogger(__name__)
@@ -100,6 +102,11 @@ def check_memory(needed: int, free: int | None, *, batches: int) -> None:
     )
 
 
+def with_advantage(config: Config, **changes: Any) -> Config:
+    """The config with other values in its section `advantage`."""
+    return config.model_copy(update={"advantage": config.advantage.model_copy(update=changes)})
+
+
 class CreditProbe:
     """Compares gradients with credit by image and by place, from the same experience.
 
@@ -107,28 +114,14 @@ class CreditProbe:
 
     Args:
         models: Policy that samples and is replayed.
-        settings: With credit by place, and with the config's `later`.
-        update: Loss, as configured.
+        config: Settings of the run; the credit is replaced by each that is compared.
         laters: Values of `advantage.later`, with the config's among them.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        settings: CollectSettings,
-        update: UpdateSettings,
-        laters: Sequence[float],
-    ) -> None:
-        self.settings = settings
-        self._models, self._update, self._laters = models, update, tuple(laters)
-        changes: list[dict[str, Any]] = [
-            {"credit": "image"},
-            *({"credit": "place", "later": later} for later in laters),
-        ]
-        self._ways = [
-            replace(settings, advantage=settings.advantage.model_copy(update=each))
-            for each in changes
-        ]
+    def __init__(self, models: Models, config: Config, laters: Sequence[float]) -> None:
+        self._models, self._update, self._laters = models, update_settings(config), tuple(laters)
+        by_place = [with_advantage(config, credit="place", later=later) for later in laters]
+        self._ways = [with_advantage(config, credit="image"), *by_place]
         self._gradients: list[list[Gradient]] = []
         """By batch, then by way."""
         self._products: dict[tuple[int, int], Float64[Tensor, "K K"]] = {}
@@ -139,7 +132,7 @@ class CreditProbe:
         """Compute the gradients of a batch; one in which no score has places is left out.
 
         Args:
-            experience: Collected with `settings`.
+            experience: Collected with credit by place.
 
         Raises:
             NonFiniteError: A gradient is not finite.
@@ -158,8 +151,8 @@ class CreditProbe:
         policy, rows = self._models.policy, self._update.micro_batch_size
         gradients = []
         with self._models.phase("update", replay_size(experience.prompts, policy, rows)):
-            for settings in self._ways:
-                credited = with_advantages(self._models, experience, settings)
+            for config in self._ways:
+                credited = with_advantages(self._models, experience, config)
                 gradients.append(policy_gradient(policy, credited, self._update))
         batch = len(self._gradients)
         products = {

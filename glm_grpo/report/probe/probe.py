@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
+from glm_grpo.config import Config
 from glm_grpo.data.prompts import part_of_batch, prompts_at
-from glm_grpo.report.probe.credit import CreditProbe
+from glm_grpo.report.probe.credit import CreditProbe, with_advantage
 from glm_grpo.seeds import derive_seed
-from glm_grpo.training.collect import CollectSettings, collect
+from glm_grpo.training.collect import collect
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.joining import join_tables
 from glm_grpo.training.phase import (
@@ -132,7 +133,7 @@ class ProbeSamples:
 def sample_probe(
     models: Models,
     batches: Sequence[PromptBatch],
-    settings: CollectSettings,
+    config: Config,
     *,
     noises: int,
     credit: CreditProbe | None = None,
@@ -142,9 +143,9 @@ def sample_probe(
     Args:
         models: Models.
         batches: Prompts and seeds, as training would use them.
-        settings: Combination and decode are used.
+        config: Settings of the run.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
-        credit: Gets the experience of every whole batch; its settings are used for all.
+        credit: Gets the experience of every whole batch; credit is then by place.
 
     Raises:
         RewardError: A term failed.
@@ -153,18 +154,17 @@ def sample_probe(
     """
     if credit is None:
         # What only a gradient needs is left out.
-        loss = settings.loss.model_copy(update={"kl_coef": 0.0})
-        advantage = settings.advantage.model_copy(update={"credit": "image"})
-        settings = replace(settings, loss=loss, advantage=advantage)
+        loss = config.loss.model_copy(update={"kl_coef": 0.0})
+        config = with_advantage(config.model_copy(update={"loss": loss}), credit="image")
     else:
-        settings = credit.settings
+        config = with_advantage(config, credit="place")
     whole = len(batches[0].prompts)
     parts: list[ProbeSamples] = []
     total, started = sum(len(batch.prompts) for batch in batches), time.monotonic()
     try:
         for batch in batches:
             of_gradient = credit if len(batch.prompts) == whole else None
-            parts.append(_probe_batch(models, batch, settings, noises, of_gradient))
+            parts.append(_probe_batch(models, batch, config, noises, of_gradient))
             done = sum(len(part.prompts) for part in parts)
             left = (time.monotonic() - started) * (total - done) / done
             logger.info(
@@ -183,7 +183,7 @@ def sample_probe(
             decode_seeds=tuple(seed for part in parts for seed in part.images.decode_seeds),
         ),
         rewards=table,
-        totals=combine(table, mode=settings.combine),
+        totals=combine(table, mode=config.reward.combine),
         redrawn=torch.cat([part.redrawn for part in parts]),
         target=torch.cat([part.target for part in parts]),
         reconstruction=torch.cat([part.reconstruction for part in parts]),
@@ -196,18 +196,18 @@ def sample_probe(
 def _probe_batch(
     models: Models,
     batch: PromptBatch,
-    settings: CollectSettings,
+    config: Config,
     noises: int,
     credit: CreditProbe | None,
 ) -> ProbeSamples:
-    experience = collect(models, batch, settings, clock=PhaseClock())
+    experience = collect(models, batch, config, clock=PhaseClock())
     if credit is not None:
         credit.add(experience)
     batch = experience.prompts
     # Only gradients need to know what places earned.
     table = replace(experience.rewards, parts={}, pieces={})
     token_ids = experience.rollout.token_ids
-    full, cheap_steps = None, settings.decode_steps
+    full, cheap_steps = None, config.decode.training_steps
     if cheap_steps != models.decoder.steps:
         full = decode_in_full(models, batch, token_ids, cheap_steps=cheap_steps)
     models = models.with_decode_steps(cheap_steps)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from glm_grpo.errors import ConfigError
+from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.models.base import Policy
 from glm_grpo.training.distributed.processes import Processes
 
@@ -94,7 +95,7 @@ def has_shards(accelerator: Accelerator) -> bool:
     return _sharding(accelerator) is not None
 
 
-class AccelerateStrategy:
+class AccelerateStrategy(Strategy):
     """Joins the processes of a run: nothing for one, DDP or FSDP2 for several.
 
     Args:
@@ -104,6 +105,7 @@ class AccelerateStrategy:
     def __init__(self, policy: Policy, accelerator: Accelerator, processes: Processes) -> None:
         self._accelerator = accelerator
         self._processes = processes
+        self.num_processes, self.rank = processes.count, processes.rank
         self._policy = policy
         self._wrapped: nn.Module = policy.network
         self._shards: list[FSDPModule] = []
@@ -120,16 +122,6 @@ class AccelerateStrategy:
                 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
                 self._wrapped = accelerator.prepare_model(policy.network, device_placement=False)
         policy.wrap(self._wrapped)
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes that train together."""
-        return self._processes.count
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process, from 0."""
-        return self._processes.rank
 
     def accumulation(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Wrap forward and backward pass of a micro-batch; the last one joins the gradients.

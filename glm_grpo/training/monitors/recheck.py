@@ -12,9 +12,9 @@ from jaxtyping import Float32, Float64
 from scipy.stats import rankdata
 from torch import Tensor
 
+from glm_grpo.config import Config
 from glm_grpo.data.prompts import part_of_batch
-from glm_grpo.training.collect import CollectSettings
-from glm_grpo.training.distributed.processes import ALONE, Processes
+from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.joining import join_tables
 from glm_grpo.training.phase import Models, PhaseClock
@@ -88,107 +88,76 @@ def _mean_over_groups(correlations: Float64[Tensor, " P"]) -> float:
     return correlations.nanmean().item()
 
 
-@dataclass(frozen=True)
-class RecheckSettings:
-    """When to recheck the cheap decode, and what to warn of.
-
-    Attributes:
-        every: Training steps between rechecks, >= 1; the first is at step 1.
-        groups: Prompts whose images are also decoded in full, >= 1, at most those of a step.
-        min_rank_correlation: Correlation of the totals within groups below which to warn.
-    """
-
-    every: int
-    groups: int
-    min_rank_correlation: float
-
-
-class Recheck:
-    """Measures how well the cheap decode of rollouts ranks their images.
+def recheck_decode(
+    models: Models,
+    experience: Experience,
+    step: int,
+    config: Config,
+    clock: PhaseClock,
+    processes: Processes,
+) -> dict[str, float]:
+    """Compare the cheap decode of a step with the full one if it is due; warn if it ranks badly.
 
     Args:
         models: Models of the run, with the full decoder.
-        collect: How experience is made, with the denoising steps of rollouts.
-        settings: Plain values.
-        processes: Processes that collect together.
+        experience: Experience of this step and process.
+        step: Training step, from 1.
+        config: `decode.recheck_every` and the keys beside it say when to compare and to warn.
+        clock: Records the time as phase `recheck`.
+        processes: Processes that collected together.
+
+    Returns:
+        `decode/rank_correlation/<term>` and `.../total`, NaN if no group has an order; empty if no
+        recheck is due, and for runs without cheap decoding.
+
+    Raises:
+        RewardError: A term failed; the message names term, prompt and image.
+        PeerError: Another process failed.
     """
+    decode = config.decode
+    if decode.training_steps == decode.steps or (step - 1) % decode.recheck_every != 0:
+        return {}
+    with clock.phase("recheck"):
+        agreement = _rank_agreement(models, experience, config, processes)
+    # NaN, if no group has an order, is no evidence against the cheap decode.
+    if processes.is_main and agreement.total < decode.min_rank_correlation:
+        logger.warning(
+            "step %d: decode.rollout_steps=%d ranks the images of a group differently from "
+            "decode.steps=%d: correlation %.3f, below decode.min_rank_correlation=%.3f. For the "
+            "next run raise decode.rollout_steps: `glm-grpo probe` shows how well it ranks",
+            step,
+            decode.training_steps,
+            decode.steps,
+            agreement.total,
+            decode.min_rank_correlation,
+        )
+    correlations = {**agreement.terms, "total": agreement.total}
+    return {f"decode/rank_correlation/{name}": each for name, each in correlations.items()}
 
-    def __init__(
-        self,
-        models: Models,
-        collect: CollectSettings,
-        settings: RecheckSettings,
-        processes: Processes = ALONE,
-    ) -> None:
-        self._models = models
-        self._collect = collect
-        self._settings = settings
-        self._processes = processes
 
-    def compare(self, experience: Experience, step: int, clock: PhaseClock) -> dict[str, float]:
-        """Recheck if it is due, and warn if the cheap decode ranks badly.
-
-        Args:
-            experience: Experience of this step and process.
-            step: Training step, from 1.
-            clock: Records the time as phase `recheck`.
-
-        Returns:
-            `decode/rank_correlation/<term>` and `.../total`, NaN if no group has an order; empty
-            if no recheck is due, and for runs without cheap decoding.
-
-        Raises:
-            RewardError: A term failed; the message names term, prompt and image.
-            PeerError: Another process failed.
-        """
-        if self._collect.decode_steps == self._models.decoder.steps:
-            return {}
-        if (step - 1) % self._settings.every != 0:
-            return {}
-        with clock.phase("recheck"):
-            agreement = self._rank_agreement(experience)
-        self._warn_of(agreement, step)
-        correlations = {**agreement.terms, "total": agreement.total}
-        return {f"decode/rank_correlation/{name}": each for name, each in correlations.items()}
-
-    def _rank_agreement(self, experience: Experience) -> RankAgreement:
-        """Rank agreement of the step's first groups, decoded by the process that sampled them."""
-        batch, table = experience.prompts, experience.rewards
-        counts = self._processes.gather(len(batch.prompts))
-        groups = self._settings.groups - sum(counts[: self._processes.rank])
-        groups = min(max(groups, 0), len(batch.prompts))
-        own = []
-        with self._processes.together():
-            if groups > 0:
-                token_ids = experience.rollout.token_ids[:groups]
-                some = part_of_batch(batch, range(groups))
-                _, full = decode_and_score(self._models, some, token_ids)
-                applies = table.is_applicable[:groups]
-                cheap = replace(
-                    table,
-                    raw=table.raw[:groups],
-                    is_applicable=applies,
-                    notes={},
-                    parts={},
-                    pieces={},
-                )
-                own.append((cheap, full))
-        pairs = [pair for part in self._processes.gather(own) for pair in part]
-        cheap, full = (join_tables(tables) for tables in zip(*pairs, strict=True))
-        return compare_ranks(cheap, full, mode=self._collect.combine)
-
-    def _warn_of(self, agreement: RankAgreement, step: int) -> None:
-        # NaN, if no group has an order, is no evidence against the cheap decode.
-        if not agreement.total < self._settings.min_rank_correlation:
-            return
-        if self._processes.is_main:
-            logger.warning(
-                "step %d: decode.rollout_steps=%d ranks the images of a group differently from "
-                "decode.steps=%d: correlation %.3f, below decode.min_rank_correlation=%.3f. For "
-                "the next run raise decode.rollout_steps: `glm-grpo probe` shows how well it ranks",
-                step,
-                self._collect.decode_steps,
-                self._models.decoder.steps,
-                agreement.total,
-                self._settings.min_rank_correlation,
+def _rank_agreement(
+    models: Models, experience: Experience, config: Config, processes: Processes
+) -> RankAgreement:
+    """Rank agreement of the step's first groups, decoded by the process that sampled them."""
+    batch, table = experience.prompts, experience.rewards
+    counts = processes.gather(len(batch.prompts))
+    groups = config.decode.recheck_groups - sum(counts[: processes.rank])
+    groups = min(max(groups, 0), len(batch.prompts))
+    own = []
+    with processes.together():
+        if groups > 0:
+            token_ids = experience.rollout.token_ids[:groups]
+            some = part_of_batch(batch, range(groups))
+            _, full = decode_and_score(models, some, token_ids)
+            cheap = replace(
+                table,
+                raw=table.raw[:groups],
+                is_applicable=table.is_applicable[:groups],
+                notes={},
+                parts={},
+                pieces={},
             )
+            own.append((cheap, full))
+    pairs = [pair for part in processes.gather(own) for pair in part]
+    cheap, full = (join_tables(tables) for tables in zip(*pairs, strict=True))
+    return compare_ranks(cheap, full, mode=config.reward.combine)

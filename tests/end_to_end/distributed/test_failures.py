@@ -32,7 +32,7 @@ def error_in(output: str) -> str:
 
 def test_a_term_that_fails_in_one_process_ends_all_and_the_finished_step_is_saved(launcher):
     prompts = load_prompts(str(launcher.folder / "train.txt"), height=64, width=64)
-    batch = batch_for_step(prompts, step=1, seed=0, prompts_per_step=3, group_size=2)
+    batch = batch_for_step(prompts, step=2, seed=0, prompts_per_step=3, group_size=2)
     # Two processes take two prompts and one: the last prompt is that of process 1.
     refused = batch.prompts[-1]
     (launcher.folder / "picky.py").write_text(PICKY_MODULE.format(refused=refused.prompt))

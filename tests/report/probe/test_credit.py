@@ -18,32 +18,32 @@ from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.grpo.signal_to_noise import compare_signals
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.models.offload import Offload
-from glm_grpo.report.probe.command import _build_credit, _has_credit_by_place
+from glm_grpo.report.probe.command import _has_credit_by_place
 from glm_grpo.report.probe.credit import (
     CreditProbe,
     check_memory,
     credits_compared,
     gradient_bytes,
+    with_advantage,
 )
-from glm_grpo.training.collect import CollectSettings, with_advantages
+from glm_grpo.training.collect import with_advantages
 from glm_grpo.training.phase import Models
+from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, Rollout
 from rewards.parts import Grid
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardTable
-from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss, update_settings
+from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss, tiny_config
 from tests.grpo.table_policy import FLAT, TablePolicy, make_experience, make_logits, score
 
 CONFIG_DIR = Path(__file__).parents[3] / "configs"
 LATERS = (0.0, 0.5, 1.0)
-SETTINGS = CollectSettings(
-    combine="weighted_sum",
+CONFIG = tiny_config(
+    "train.micro_batch_size=10",
+    "reward.combine=weighted_sum",
     advantage=advantage_settings(credit="place", later=0.5),
     loss=clipped_loss(),
-    micro_batch_size=10,
-    decode_steps=1,
 )
-UPDATE = update_settings(micro_batch_size=10)
 PROMPTS, GROUP = 3, 4
 
 
@@ -98,7 +98,7 @@ def draw(logits: Tensor, seed: int) -> Experience:
 
 def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
     models, logits = make_models(), make_logits()
-    probe = CreditProbe(models, SETTINGS, UPDATE, LATERS)
+    probe = CreditProbe(models, CONFIG, LATERS)
     gradients: list[list[Tensor]] = [[] for _ in range(4)]
     for seed in range(5):
         assert probe.report() is None or seed >= 3
@@ -109,9 +109,9 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
             [{"credit": "image"}, *({"credit": "place", "later": later} for later in LATERS)],
             strict=True,
         ):
-            advantage = SETTINGS.advantage.model_copy(update=cast(Any, changes))
-            credited = with_advantages(models, experience, replace(SETTINGS, advantage=advantage))
-            (found,) = policy_gradient(models.policy, credited, UPDATE)
+            config = with_advantage(CONFIG, **cast(Any, changes))
+            credited = with_advantages(models, experience, config)
+            (found,) = policy_gradient(models.policy, credited, update_settings(config))
             row.append(found.flatten().double())
     every = torch.stack([torch.stack(row) for row in gradients])
     expected = compare_signals(torch.einsum("aix,bjx->abij", every, every))
@@ -124,7 +124,7 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
 
 
 def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> None:
-    probe = CreditProbe(make_models(), SETTINGS, UPDATE, LATERS)
+    probe = CreditProbe(make_models(), CONFIG, LATERS)
     for seed in range(20):
         probe.add(draw(make_logits(), seed))
     report = probe.report()
@@ -140,7 +140,7 @@ def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> No
 
 def test_a_gradient_that_is_not_finite_is_refused_and_an_interrupted_batch_does_not_count() -> None:
     models = make_models()
-    probe = CreditProbe(models, SETTINGS, UPDATE, LATERS)
+    probe = CreditProbe(models, CONFIG, LATERS)
     for seed in range(3):
         probe.add(draw(make_logits(), seed))
     before = probe.report()
@@ -217,7 +217,7 @@ def test_without_a_weighted_term_that_may_have_parts_nothing_is_compared(
 def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    probe = CreditProbe(make_models(), SETTINGS, UPDATE, LATERS)
+    probe = CreditProbe(make_models(), CONFIG, LATERS)
     for seed, changes in enumerate([{}, {}, {"parts": {}}, {"weights": torch.zeros(1)}]):
         experience = draw(make_logits(), seed)
         probe.add(replace(experience, rewards=replace(experience.rewards, **changes)))
@@ -227,9 +227,3 @@ def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
     report = probe.report()
     assert report is not None
     assert report.batches == 3
-
-
-def test_gradients_are_of_the_config_with_credit_by_place() -> None:
-    config = config_of("rollout.prompts_per_step=2", "advantage.later=0.4")
-    found = _build_credit(config, make_models(), [draw(make_logits(), 0).prompts] * 3, ())
-    assert (found.settings.advantage.credit, found.settings.advantage.later) == ("place", 0.4)

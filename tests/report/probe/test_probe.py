@@ -10,15 +10,14 @@ import torch
 from accelerate import Accelerator
 
 from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_batch, build_prompts
-from glm_grpo.builders.settings import collect_settings
+from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.report.probe.command import _probed_batches
 from glm_grpo.report.probe.credit import CreditProbe
 from glm_grpo.report.probe.figures import equal_weights, report_decode, report_probe
 from glm_grpo.report.probe.probe import FullDecode, join_decodes, sample_probe
-from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.batches import build_batch
 from glm_grpo.types import Experience
 from rewards.terms.ssim import SsimReward
 from rewards.types import RewardTable
@@ -45,16 +44,16 @@ def probed():
         ],
     )
     models = build_models(config, Accelerator().device, needs_reference=False)
-    batch = build_batch(config, build_prompts(config).training, 0)
+    batch = build_batch(config, build_prompts(config).training, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("glm_grpo.models.glm_image.token_grid._PREVIEW_SIDE", 2)
-        yield models, batch, collect_settings(config)
+        yield models, batch, config
 
 
 @pytest.fixture(scope="module")
 def samples(probed):
-    models, batch, settings = probed
-    return sample_probe(models, [batch], settings, noises=NOISES)
+    models, batch, config = probed
+    return sample_probe(models, [batch], config, noises=NOISES)
 
 
 def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
@@ -70,8 +69,7 @@ def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
 class Recorder(CreditProbe):
     """Keeps the experiences that it is given."""
 
-    def __init__(self, settings: CollectSettings) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
         self.given: list[Experience] = []
 
     def add(self, experience: Experience) -> None:
@@ -79,14 +77,14 @@ class Recorder(CreditProbe):
 
 
 def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples):
-    models, batch, settings = probed
+    models, batch, config = probed
     # The untrained policy has no reference here.
-    loss = settings.loss.model_copy(update={"kl_coef": 0.0})
-    by_place = settings.advantage.model_copy(update={"credit": "place"})
-    credit = Recorder(replace(settings, loss=loss, advantage=by_place))
+    loss = config.loss.model_copy(update={"kl_coef": 0.0})
+    config = config.model_copy(update={"loss": loss})
+    credit = Recorder()
     batches = [batch, part_of_batch(batch, range(1))]
 
-    found = sample_probe(models, batches, settings, noises=NOISES, credit=credit)
+    found = sample_probe(models, batches, config, noises=NOISES, credit=credit)
 
     assert len(found.prompts) == PROMPTS + 1
     (experience,) = credit.given
@@ -98,7 +96,7 @@ def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples)
 
 
 def test_an_interrupted_probe_reports_on_the_prompts_done(probed, samples, monkeypatch):
-    models, batch, settings = probed
+    models, batch, config = probed
     done = iter([samples])
 
     def interrupted(*_):
@@ -107,9 +105,9 @@ def test_an_interrupted_probe_reports_on_the_prompts_done(probed, samples, monke
         return part
 
     monkeypatch.setattr("glm_grpo.report.probe.probe._probe_batch", interrupted)
-    assert sample_probe(models, [batch] * 2, settings, noises=NOISES).prompts == samples.prompts
+    assert sample_probe(models, [batch] * 2, config, noises=NOISES).prompts == samples.prompts
     with pytest.raises(KeyboardInterrupt):
-        sample_probe(models, [batch], settings, noises=NOISES)
+        sample_probe(models, [batch], config, noises=NOISES)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
     prompts = build_prompts(config).training
     batches = _probed_batches(config, prompts, asked)
     assert [len(batch.prompts) for batch in batches] == sizes
-    whole = build_batch(config, prompts, 0)
+    whole = build_batch(config, prompts, 1)
     assert batches[0].decode_seeds == whole.decode_seeds[: sizes[0]]
     told = ["--prompts 1000000000: there are only 7, so all are sampled"] if asked > 7 else []
     assert caplog.messages == told
@@ -152,8 +150,10 @@ def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
 
 
 def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
-    models, batch, settings = probed
-    cheap = sample_probe(models, [batch], replace(settings, decode_steps=1), noises=NOISES)
+    models, batch, config = probed
+    decode = config.decode.model_copy(update={"rollout_steps": 1})
+    config = config.model_copy(update={"decode": decode})
+    cheap = sample_probe(models, [batch], config, noises=NOISES)
 
     assert samples.full is None
     assert (cheap.full.cheap_steps, cheap.full.steps, cheap.full.timed_images) == (1, 4, GROUP)

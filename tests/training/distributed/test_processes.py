@@ -57,7 +57,7 @@ def test_parts_are_all_of_it_in_order_and_differ_by_one_at_most(count, size):
 @given(
     size=st.integers(1, 8),
     more=st.integers(0, 8),
-    step=st.integers(0, 50),
+    step=st.integers(1, 50),
     seed=st.integers(0, 2**31),
 )
 def test_a_step_has_the_same_prompts_and_seeds_on_any_number_of_processes(size, more, step, seed):

@@ -18,7 +18,7 @@ from torch import nn
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
-from glm_grpo.grpo.strategy import SINGLE_PROCESS
+from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import Replay, Trainee, UpdateSettings, update_policy
 from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
@@ -133,9 +133,7 @@ def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     """Three updates; what the policy is then, what was reported, and what was replayed here."""
     policy = TablePolicy()
     strategy = (
-        SINGLE_PROCESS
-        if processes.count == 1
-        else AccelerateStrategy(policy, accelerator, processes)
+        Strategy() if processes.count == 1 else AccelerateStrategy(policy, accelerator, processes)
     )
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
     settings = replace(SETTINGS, micro_batch_size=micro_batch_size)

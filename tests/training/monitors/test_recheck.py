@@ -12,14 +12,14 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import CollectSettings
+from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.monitors.recheck import Recheck, RecheckSettings
+from glm_grpo.training.monitors.recheck import recheck_decode
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt
-from tests.factories import NoDecoder, NoPolicy, Watcher, advantage_settings, clipped_loss
+from tests.factories import NoDecoder, NoPolicy, Watcher, tiny_config
 
 FULL, CHEAP = 4, 1
 Greys = list[list[int]]
@@ -86,15 +86,15 @@ class Run:
             scorer=Scorer([Term("brightness", Brightness(), 1.0)]),
             offload=Offload({}),
         )
-        settings = CollectSettings(
-            combine="weighted_sum",
-            advantage=advantage_settings(normalization="mean_only", std_floor=0.0),
-            loss=clipped_loss(),
-            micro_batch_size=1,
-            decode_steps=decode_steps,
+        self.config = tiny_config(
+            "reward.combine=weighted_sum",
+            f"decode.steps={FULL}",
+            f"decode.rollout_steps={decode_steps}",
+            f"decode.recheck_every={every}",
+            f"decode.recheck_groups={groups}",
+            f"decode.min_rank_correlation={least}",
         )
         self.decode_steps = decode_steps
-        self.recheck = Recheck(self.models, settings, RecheckSettings(every, groups, least))
 
     def step(self, step: int, clock: PhaseClock | None = None) -> dict[str, float]:
         """Draws and scores as the step would, and rechecks."""
@@ -114,7 +114,9 @@ class Run:
             penalties=torch.zeros(3, 3),
             advantages=Advantages(torch.zeros(3, 3), torch.zeros(3, dtype=torch.bool)),
         )
-        return self.recheck.compare(experience, step, clock or silent())
+        return recheck_decode(
+            self.models, experience, step, self.config, clock or silent(), Processes()
+        )
 
 
 def test_recheck_compares_the_first_groups_with_their_full_decode() -> None:
