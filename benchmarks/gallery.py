@@ -26,10 +26,10 @@ import torch
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.gallery import update_gallery, write_gallery
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.recorder import Recorder, encode
+from glm_grpo.studio.gallery import update_gallery, write_gallery
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable

@@ -22,8 +22,6 @@ from glm_grpo.commands.evaluate import evaluate_run
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.report.rescoring.rescore import Rescoring
-from glm_grpo.report.rescoring.rescore import rescore as rescore_folder
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.summaries import summarise
@@ -35,6 +33,8 @@ from glm_grpo.run.tables import (
     read_table,
     stored_steps,
 )
+from glm_grpo.studio.rescore.rescore import Rescoring
+from glm_grpo.studio.rescore.rescore import rescore as rescore_folder
 from rewards.config import with_functions
 from rewards.terms.custom import ScoringFunction
 

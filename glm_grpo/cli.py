@@ -357,7 +357,7 @@ def _probe(options: argparse.Namespace) -> None:
         laters = types.parse_fractions(given, option="--credit")
     config = _compose_with_prompts(options)
     from glm_grpo.check import check_parts
-    from glm_grpo.report.probe.command import probe_config
+    from glm_grpo.studio.probe.command import probe_config
     from glm_grpo.training.interrupt import stop_signals
 
     # All of them end it with the prompts done.
@@ -447,8 +447,8 @@ def _add_gallery(commands: _Commands) -> None:
 
 def _gallery(options: argparse.Namespace) -> None:
     from glm_grpo.commands.gallery import rewrite_gallery
-    from glm_grpo.gallery.server import serve_gallery
     from glm_grpo.run.folder import RunFolder
+    from glm_grpo.studio.gallery.server import serve_gallery
 
     for written in rewrite_gallery(
         options.run,
@@ -479,7 +479,7 @@ def _add_rescore(commands: _Commands) -> None:
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from glm_grpo.report.rescoring.command import rescore_run
+    from glm_grpo.studio.rescore.command import rescore_run
 
     _print(str(rescore_run(options.run, options.overrides)))
 
@@ -518,8 +518,8 @@ def _compare(options: argparse.Namespace) -> None:
     runs += [Path(word) for word in given if "=" not in word]
     words = [*(word for word in given if "=" in word), *short]
     weights = types.parse_weights(words, option="--weights") if words else None
-    from glm_grpo.report.compare.comparison import compare
-    from glm_grpo.report.compare.tables import comparison_json, comparison_tables
+    from glm_grpo.studio.compare.comparison import compare
+    from glm_grpo.studio.compare.tables import comparison_json, comparison_tables
 
     comparison = compare(runs, weights)
     if options.json:

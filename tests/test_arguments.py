@@ -15,7 +15,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.devices import DEVICES
-from glm_grpo.report.probe.command import WrittenProbe
+from glm_grpo.studio.probe.command import WrittenProbe
 
 COMMANDS = (
     *("init", "train", "check", "plan", "probe", "eval", "gallery", "rescore", "compare"),
@@ -135,7 +135,11 @@ SERVED = {"announce": cli._announce}
             "commands.gallery.rewrite_gallery",
             {"sheet": Path("a.png")},
         ),
-        ("gallery run --serve --port 0", "gallery.server.serve_gallery", {"port": 0, **SERVED}),
+        (
+            "gallery run --serve --port 0",
+            "studio.gallery.server.serve_gallery",
+            {"port": 0, **SERVED},
+        ),
     ],
 )
 def test_options_reach_what_they_are_for(
@@ -167,7 +171,7 @@ def test_probe_takes_keys_behind_the_values_of_credit(
         given.update(options, steps=config.train.steps)
         return WrittenProbe([], tmp_path / "index.html")
 
-    monkeypatch.setattr("glm_grpo.report.probe.command.probe_config", probe)
+    monkeypatch.setattr("glm_grpo.studio.probe.command.probe_config", probe)
     sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
     cli.main(["probe", "--config-name", "tiny", *sizes, "--credit", "0", "train.steps=3"])
     assert given == {

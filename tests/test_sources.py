@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     path for name in ("glm_grpo", "rewards", "benchmarks") for path in (ROOT / name).rglob("*.py")
 )
-SCRIPTS = sorted((ROOT / "glm_grpo" / "gallery" / "static").glob("*.js"))
-TEMPLATES = sorted((ROOT / "glm_grpo" / "gallery" / "templates").glob("*"))
+SCRIPTS = sorted((ROOT / "glm_grpo" / "studio" / "gallery" / "static").glob("*.js"))
+TEMPLATES = sorted((ROOT / "glm_grpo" / "studio" / "gallery" / "templates").glob("*"))
 
 
 @pytest.mark.parametrize(

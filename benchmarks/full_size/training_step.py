@@ -34,6 +34,7 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.planning import MemoryPlan
 from glm_grpo.plan.floors import step_floors, step_work
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.phase import Models, PhaseClock
@@ -109,6 +110,7 @@ def _run(bench: Bench) -> dict[str, Any]:
                 ),
             ),
             Console(quiet=True),
+            show=refresh_gallery,
         )
         begun: list[float] = []
         batch_for_step = trainer.step.batch_for_step

@@ -21,7 +21,7 @@ from glm_grpo.training.loop import Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
 from glm_grpo.training.progress import Progress
-from glm_grpo.training.records import Records
+from glm_grpo.training.records import Records, ShowRun
 from glm_grpo.training.resume import OpenedRun
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.steps import RewardStep, SupervisedStep
@@ -34,8 +34,14 @@ def build_trainer(
     opened: OpenedRun,
     launch: Launch,
     console: Console,
+    *,
+    show: ShowRun,
 ) -> Trainer:
-    """Build optimizer, schedule, records and loop, and restore the checkpoint if there is one."""
+    """Build optimizer, schedule, records and loop, and restore the checkpoint if there is one.
+
+    Args:
+        show: Called after a step or an evaluation is stored.
+    """
     folder, processes = opened.folder, launch.processes
     learner = build_learner(config, models, opened.checkpoint, launch)
     state = learner.state
@@ -44,6 +50,7 @@ def build_trainer(
         processes,
         lambda: _open_files(config, folder, state),
         combine=config.reward.combine,
+        show=show,
         work=launch.work,
     )
     progress = Progress(

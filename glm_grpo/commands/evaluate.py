@@ -21,9 +21,8 @@ from glm_grpo.config import (
     with_absolute_paths,
 )
 from glm_grpo.errors import ConfigError
-from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.report import Table, change_row, interval_note
 from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.run.figures import Table, change_row, interval_note
 from glm_grpo.run.folder import (
     RunFolder,
     is_free,
@@ -42,6 +41,7 @@ from glm_grpo.run.origin import (
 from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
+from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.metrics import evaluation_metrics

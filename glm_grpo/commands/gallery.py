@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery import write_gallery
-from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.output import printable
 from glm_grpo.run.config import refuse_no_run
 from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
+from glm_grpo.studio.gallery import write_gallery
+from glm_grpo.studio.gallery.contact_sheet import write_contact_sheet
 
 _SHEET_COLUMNS = 8
 

@@ -7,9 +7,9 @@ from importlib.metadata import version
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.gallery.report import change_row, interval_note
 from glm_grpo.models.export import describe_sampling
 from glm_grpo.output import without_folders
+from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import summarise_until
 

@@ -24,8 +24,8 @@ class CompareRuns(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the tables, or why there are none."""
         # Libraries take seconds to import, which a mistake on the command line should not wait for.
-        from glm_grpo.report.compare.comparison import compare  # noqa: PLC0415
-        from glm_grpo.report.compare.tables import comparison_tables  # noqa: PLC0415
+        from glm_grpo.studio.compare.comparison import compare  # noqa: PLC0415
+        from glm_grpo.studio.compare.tables import comparison_tables  # noqa: PLC0415
         from rewards.types import RewardError  # noqa: PLC0415
 
         folder = Path(config.hydra.sweep.dir)

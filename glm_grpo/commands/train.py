@@ -31,6 +31,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import describe_mixed_scores
 from glm_grpo.run.summaries import summarise, untrained_means
 from glm_grpo.run.tables import SummaryRow
+from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
@@ -167,7 +168,9 @@ def _build(
         logger.info("%s", line)
     for line in rare if processes.is_main else ():
         logger.warning("%s", line)
-    return build_trainer(config, models, checked.prompts, opened, launch, console)
+    return build_trainer(
+        config, models, checked.prompts, opened, launch, console, show=refresh_gallery
+    )
 
 
 def _has_start(config: Config, opened: OpenedRun) -> bool:

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from glm_grpo.gallery.report import NO_VALUE, Table, show_change
 from glm_grpo.output import describe_bytes, printable
+from glm_grpo.run.figures import NO_VALUE, Table, show_change
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,8 @@ from glm_grpo.errors import (
     Aftermath,
     HackingError,
     NonFiniteError,
-    StorageError,
     aftermath_of,
 )
-from glm_grpo.gallery import update_gallery, write_gallery
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder, encode
@@ -54,6 +52,10 @@ from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
 T = TypeVar("T")
+
+
+ShowRun = Callable[[RunFolder, int | None], None]
+"""Shows what a run stored up to a step; None: the run resumes or ends."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Records:
         open_files: Called in the main process; returns the recorder, and the monitor for reward
             hacking.
         combine: How the terms are combined into totals.
+        show: Called after a step or an evaluation is stored.
         work: Operations of the models on the run's devices; None: do not record utilisation.
     """
 
@@ -100,9 +103,11 @@ class Records:
         open_files: Callable[[], tuple[Recorder, HackingMonitor]],
         *,
         combine: Mode,
+        show: ShowRun,
         work: StepWork | None = None,
     ) -> None:
         self.folder = folder
+        self._show = show
         self._work = work
         self._processes = processes
         self._combine = combine
@@ -131,7 +136,7 @@ class Records:
             metrics = evaluation_metrics(untrained) | _time_of(parts)
             self._files.record_step(0, metrics)
             self._files.track_step(0, metrics)
-            update_gallery(self.folder, 0)
+            self._show(self.folder, 0)
             return metrics
 
         return self._processes.on_main(write)
@@ -147,7 +152,7 @@ class Records:
             self._monitor.restore()
             if self._combine != "weighted_sum":
                 self._untrained = read_untrained(self.folder)
-            write_gallery(self.folder, ())
+            self._show(self.folder, None)
 
         self._processes.on_main(read)
 
@@ -275,7 +280,7 @@ class Records:
     def show(self, step: int) -> None:
         """Start updating the gallery to `step`."""
         if self._processes.is_main:
-            self._write_later(lambda: update_gallery(self.folder, step))
+            self._write_later(lambda: self._show(self.folder, step))
 
     def finish(self) -> None:
         """Wait until everything recorded so far is stored.
@@ -295,14 +300,8 @@ class Records:
                 self._wait()
             finally:
                 self._files.close()
-            try:
-                summary = summarise(self.folder)
-            except StorageError:
-                # An evaluation is damaged: the pages report this and show the rest.
-                write_gallery(self.folder, ())
-                raise
-            write_gallery(self.folder, summary)
-            return summary
+            self._show(self.folder, None)
+            return summarise(self.folder)
 
         return self._processes.on_main(write)
 

@@ -18,10 +18,10 @@ from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.gallery import write_gallery
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder, encode
+from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.tiny.world import draw_sign, signs_of_words
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine

@@ -12,8 +12,8 @@ import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
-from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.studio.gallery import write_gallery
 from rewards.audit.canaries import Band, find_departures
 from tests.browser.conftest import OpenGallery, show, wait_until_loaded
 

@@ -11,9 +11,9 @@ import pyarrow
 import pyarrow.parquet
 from playwright.sync_api import Locator, Page, expect
 
-from glm_grpo.gallery import write_gallery
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import CREDIT, PIECES, read_table
+from glm_grpo.studio.gallery import write_gallery
 from tests.browser.conftest import (
     GROUP_SIZE,
     NOT_FOUND,

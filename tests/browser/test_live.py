@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from glm_grpo.gallery.server import GalleryServer
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.studio.gallery.server import GalleryServer
 from tests.browser.conftest import NOT_FOUND, OpenGallery, change_data, copy_run
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.report.rescoring.rescore import kendall_taus, winner_changes
+from glm_grpo.studio.rescore.rescore import kendall_taus, winner_changes
 from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardTable
 from tests.browser.conftest import OpenGallery

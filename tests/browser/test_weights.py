@@ -13,10 +13,10 @@ from playwright.sync_api import Page, expect
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.gallery import write_gallery
-from glm_grpo.report.rescoring.rescore import override_weighing, rescore
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.studio.gallery import write_gallery
+from glm_grpo.studio.rescore.rescore import override_weighing, rescore
 from tests.browser.conftest import (
     DAMAGED_STEP,
     NOT_FOUND,

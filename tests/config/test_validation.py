@@ -10,7 +10,7 @@ import yaml
 
 from glm_grpo.config import from_yaml, to_yaml, validate_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.report.rescoring.rescore import override_weighing
+from glm_grpo.studio.rescore.rescore import override_weighing
 from tests.config.conftest import set_keys
 
 Bend = Callable[[str, object], dict[str, Any]]

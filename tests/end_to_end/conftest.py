@@ -19,6 +19,7 @@ from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.tiny import prompts as tiny_prompts
 from glm_grpo.tiny import world
 from glm_grpo.training.distributed.processes import Processes
@@ -127,7 +128,9 @@ def make_trainer(tmp_path, small, half_size):
         if change_stage is not None:
             models = change_stage(models)
         launch = Launch(Accelerator(), Processes(), work=work)
-        trainer = build_trainer(config, models, prompts, opened, launch, Console(quiet=True))
+        trainer = build_trainer(
+            config, models, prompts, opened, launch, Console(quiet=True), show=refresh_gallery
+        )
         if change_batch is not None:
             trainer.step.batch_for_step = change_batch(trainer.step.batch_for_step)
         return trainer, models, run_dir
@@ -158,6 +161,7 @@ def make_run(tmp_path, small):
             open_run(config),
             Launch(accelerator, Processes()),
             Console(quiet=True),
+            show=refresh_gallery,
         )
         batch_for_step = trainer.step.batch_for_step
 

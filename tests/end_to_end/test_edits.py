@@ -18,13 +18,14 @@ from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.report.compare.comparison import compare
-from glm_grpo.report.probe.figures import report_probe
-from glm_grpo.report.probe.page import write_probe
-from glm_grpo.report.probe.probe import sample_probe
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
+from glm_grpo.studio.compare.comparison import compare
+from glm_grpo.studio.gallery import refresh_gallery
+from glm_grpo.studio.probe.figures import report_probe
+from glm_grpo.studio.probe.page import write_probe
+from glm_grpo.studio.probe.probe import sample_probe
 from glm_grpo.tiny import world
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.distributed.processes import Processes
@@ -90,7 +91,9 @@ def make_edit_run(edits, tmp_path):
         launch = Launch(Accelerator(), Processes())
         prompts = build_prompts(config)
         console = Console(quiet=True)
-        trainer = build_trainer(config, models, prompts, open_run(config), launch, console)
+        trainer = build_trainer(
+            config, models, prompts, open_run(config), launch, console, show=refresh_gallery
+        )
         return trainer, models, RunFolder(tmp_path / folder)
 
     return build

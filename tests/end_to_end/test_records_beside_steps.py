@@ -9,7 +9,8 @@ import pytest
 from glm_grpo.errors import StorageError
 from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.tables import read_metrics, stored_steps
-from glm_grpo.training import records, saver
+from glm_grpo.studio.gallery import write
+from glm_grpo.training import saver
 
 PATIENCE = 60.0
 
@@ -31,7 +32,7 @@ def events(monkeypatch):
 
     report(Recorder, "record_step", lambda _, step, metrics: f"line {step}")
     report(Recorder, "record_evaluation", lambda _, evaluation: f"evaluation {evaluation.step}")
-    report(records, "update_gallery", lambda _, step: f"gallery {step}")
+    report(write, "update_gallery", lambda _, step: f"gallery {step}")
     report(saver, "save_checkpoint", lambda *_, step, **__: f"checkpoint {step}")
     return done
 

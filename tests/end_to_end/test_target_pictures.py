@@ -14,12 +14,12 @@ from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.check import check_targets
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
-from glm_grpo.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import untrained_means
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.studio.gallery.contact_sheet import write_contact_sheet
 from glm_grpo.training.resume import find_checkpoint
 from tests.end_to_end.runs import Brightness, comparable_metrics, signal_at
 

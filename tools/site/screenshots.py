@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright
 
-from glm_grpo.gallery.data import credit_key
+from glm_grpo.studio.gallery.data import credit_key
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SIZE = ViewportSize(width=1200, height=760)

@@ -1,1 +1,0 @@
-"""Reports on runs: rescored, compared, probed before they begin."""

@@ -1,0 +1,96 @@
+"""Format figures of runs, and tables of them for terminal and page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import rich.table
+from rich.text import Text
+
+from glm_grpo.output import printable
+from glm_grpo.run.summaries import FEWEST_PROMPTS
+from glm_grpo.run.tables import SummaryRow
+
+Tone = Literal["", "better", "worse"]
+"""What a figure means, which colours it."""
+NO_VALUE = "-"
+"""Cell of a figure that does not exist."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table, on a page coloured by what it means."""
+
+    text: str
+    tone: Tone = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for terminal and page.
+
+    Attributes:
+        title: In lower case.
+        columns: Their heads.
+        rows: As many cells each as there are columns; the first names the row.
+        note: What the columns mean; may be empty.
+        is_text: Cells are texts, not numbers.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
+    note: str = ""
+    is_text: bool = False
+
+    def __rich__(self) -> rich.table.Table:
+        """The table in the terminal; what a user wrote is no markup."""
+        table = rich.table.Table(
+            title=Text(printable(self.title)),
+            caption=Text(printable(self.note)) if self.note else None,
+            show_lines=self.is_text,
+        )
+        for index, column in enumerate(self.columns):
+            justify: Literal["left", "right"] = "left" if self.is_text or index == 0 else "right"
+            table.add_column(Text(printable(column)), justify=justify, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(printable(str(cell))) for cell in row))
+        return table
+
+
+def show_change(before: float, after: float) -> str:
+    """The difference of two figures as they are shown, so that the three agree to the digit."""
+    return f"{round(after, 3) - round(before, 3):+z.3f}"
+
+
+def show_score(score: float | None) -> str:
+    """A score of one picture; None where the term does not apply."""
+    return "does not apply" if score is None else f"{score:.3f}"
+
+
+def interval(low: float, high: float) -> str:
+    """A 95 % interval of a difference; a dash if there is none."""
+    return NO_VALUE if math.isnan(low) else f"[{low:+z.3f}, {high:+z.3f}]"
+
+
+def interval_note(lows: Iterable[float]) -> str:
+    """Note below a table that lacks intervals; empty if none is missing.
+
+    Args:
+        lows: Lower ends of the intervals.
+    """
+    if not any(map(math.isnan, lows)):
+        return ""
+    return f"{NO_VALUE}: too few prompts for an interval (at least {FEWEST_PROMPTS})"
+
+
+def change_row(row: SummaryRow) -> tuple[str, ...]:
+    """Name, before, after, change and interval."""
+    figures = (f"{row.before:z.3f}", f"{row.after:z.3f}", show_change(row.before, row.after))
+    return (row.name, *figures, interval(row.low, row.high))

@@ -1,0 +1,169 @@
+/* Raw scores and weights -> totals, advantages, order and shares, by the formulas of training.
+
+   Pure functions, no DOM, in double precision: a page shows three digits. `group` is one of
+   loadSteps(), with G images; `reward` is as run.reward. */
+(function () {
+  "use strict";
+
+  const { mean, sum } = window.glmGallery.parts;
+
+  /* Of the largest |value| of a group: values that differ by no more are equal; see rewards.reweigh. */
+  const FLAT_TOLERANCE = 2 ** -20;
+  /* Of the largest part, or of 1: a stored total further away was weighted in another way. */
+  const STORED_TOLERANCE = 1e-5;
+
+  /** Weights that give no total; the message says value, rule and remedy. */
+  class WeighingError extends Error {}
+
+  const toleranceOf = (values) => FLAT_TOLERANCE * Math.max(...values.map(Math.abs));
+  const isFlat = (values) => Math.max(...values) - Math.min(...values) <= toleranceOf(values);
+  const dot = (one, other) => sum(one.map((value, index) => value * other[index]));
+  const std = (centred) => Math.sqrt(dot(centred, centred) / (centred.length - 1));
+
+  /* Less their mean; 0 where they are all equal. */
+  function centre(values) {
+    const middle = mean(values);
+    return isFlat(values) ? values.map(() => 0) : values.map((value) => value - middle);
+  }
+
+  function standardise(scores, floor) {
+    const centred = centre(scores);
+    const divisor = Math.max(std(centred), floor);
+    return centred.map((score) => score / divisor);
+  }
+
+  /** Name of each term -> what it adds to the G totals of a group; null where it does not apply. See
+     rewards.reweigh.contributions. */
+  function contributions({ prompt_id: id, raw }, { combine, terms }) {
+    const wrong = terms.find(({ weight }) => !Number.isFinite(weight));
+    const rule = "must be a finite number; 0 leaves the term out";
+    if (wrong) throw new WeighingError(`reward.terms.${wrong.name}.weight = ${wrong.weight}: ${rule}`);
+    const applying = terms.filter(({ name }) => raw[name] != null);
+    const sizeOf = (some) => sum(some.map(({ weight }) => Math.abs(weight)));
+    if (sizeOf(applying) === 0) {
+      const names = applying.map(({ name }) => name);
+      throw new WeighingError(
+        `prompt ${id} has no total: of the terms that apply to it (${names.join(", ")}) none has a weight ` +
+          `other than 0; set one, such as reward.terms.${names[0]}.weight=0.1`,
+      );
+    }
+    /* The weight of terms that do not apply goes to the others. */
+    const scale = sizeOf(terms) / sizeOf(applying);
+    const weigh = ({ name, weight, std_floor: floor }) => {
+      const scores = combine === "normalize_then_sum" ? standardise(raw[name], floor) : raw[name];
+      return scores.map((score) => weight * scale * score);
+    };
+    return Object.fromEntries(terms.map((term) => [term.name, applying.includes(term) ? weigh(term) : null]));
+  }
+
+  /* The totals that parts add up to. */
+  function addUp(parts) {
+    const columns = Object.values(parts).filter(Boolean);
+    return columns[0].map((_, image) => sum(columns.map((column) => column[image])));
+  }
+
+  /** Whether parts, as of contributions, add up to the stored totals of their group. */
+  function areTotals(parts, stored) {
+    const largest = Math.max(1, ...Object.values(parts).flat().map(Math.abs));
+    return addUp(parts).every((total, image) => Math.abs(total - stored[image]) <= STORED_TOLERANCE * largest);
+  }
+
+  /* Advantages of the groups of a step from totals less penalties; see glm_grpo.grpo.advantages. */
+  function advantages(returns, { normalization, std_floor: floor, clip }) {
+    const centred = returns.map(centre);
+    const stdOf = { group_std: std, batch_std: () => std(centred.flat()), mean_only: () => 0 }[normalization];
+    return centred.map((values) => {
+      const divisor = stdOf(values) === 0 ? 1 : Math.max(stdOf(values), floor);
+      const largest = Math.max(...values.map(Math.abs)) / divisor;
+      /* The group is scaled as a whole, so that its sum stays zero. */
+      const scale = clip === null ? 1 : clip / Math.max(largest, clip);
+      return values.map((value) => (value / divisor) * scale);
+    });
+  }
+
+  /* 1, -1 or 0 for every pair of a group: which total is higher, or neither. */
+  function pairOrders(totals) {
+    const limit = toleranceOf(totals);
+    const order = (gap) => (Math.abs(gap) <= limit ? 0 : Math.sign(gap));
+    return totals.flatMap((one, index) => totals.slice(index + 1).map((other) => order(one - other)));
+  }
+
+  /** The rank of each image of a group from 1, the best: that of the highest total that its own equals. */
+  function ranks(totals) {
+    const limit = toleranceOf(totals);
+    const falling = [...totals.keys()].sort((one, other) => totals[other] - totals[one]);
+    const found = [];
+    let highest = 0;
+    falling.forEach((image, place) => {
+      if (totals[image] < totals[falling[highest]] - limit) highest = place;
+      found[image] = highest + 1;
+    });
+    return found;
+  }
+
+  /** The images of a group from the first rank to the last; those that share one as they were sampled. */
+  const orderByRank = (found) => [...found.keys()].sort((one, other) => found[one] - found[other]);
+
+  /** Which images of a group are its best: all of them in a flat group. */
+  const best = (totals) => ranks(totals).map((rank) => rank === 1);
+
+  /** Every group of the readable steps under a reward; `advantages` are null where `settings`, as
+     run.advantage, are. Shares are parts of the variance, see rewards.reweigh.advantage_shares. Throws
+     WeighingError. */
+  function score(steps, reward, settings) {
+    return steps.flatMap(({ step, groups = [] }) => {
+      const scored = groups.map((group) => {
+        const parts = contributions(group, reward);
+        const totals = addUp(parts);
+        const centred = centre(totals);
+        const variance = dot(centred, centred);
+        const shares = Object.values(parts).map((part) => (part ? dot(part, centred) / variance : 0));
+        const order = { isFlat: variance === 0, best: best(totals), orders: pairOrders(totals) };
+        return { step, group, parts, totals, shares, ...order };
+      });
+      const returns = scored.map(({ group, totals }) => totals.map((total, image) => total - group.penalty[image]));
+      const found = settings && advantages(returns, settings);
+      return scored.map((each, row) => ({ ...each, advantages: found && found[row] }));
+    });
+  }
+
+  function meanShare(scored, term) {
+    const varied = scored.filter((each) => !each.isFlat);
+    return varied.length ? mean(varied.map(({ shares }) => shares[term])) : 0;
+  }
+
+  /* Of one group under two rewards. Kendall's tau-b, null where it is flat before or after. */
+  function compareGroup(before, after) {
+    const untied = dot(before.orders, before.orders) * dot(after.orders, after.orders);
+    const changes = (after.advantages ?? []).map((value, image) => Math.abs(value - before.advantages[image]));
+    return {
+      before,
+      after,
+      /* None of the best images is among the best any more. */
+      isWinnerChanged: !before.best.some((isBest, image) => isBest && after.best[image]),
+      tau: untied === 0 ? null : dot(before.orders, after.orders) / Math.sqrt(untied),
+      largestChange: Math.max(0, ...changes),
+    };
+  }
+
+  /** What `score` gives for two rewards, side by side; see glm_grpo.studio.rescore.rescore. */
+  function compare(before, after) {
+    const perGroup = before.map((each, row) => compareGroup(each, after[row]));
+    const taus = perGroup.map(({ tau }) => tau).filter((tau) => tau !== null);
+    const names = Object.keys(before[0]?.parts ?? {});
+    return {
+      perGroup,
+      steps: new Set(before.map(({ step }) => step)).size,
+      images: sum(before.map(({ totals }) => totals.length)),
+      changedWinners: perGroup.filter((each) => each.isWinnerChanged).length,
+      rankCorrelation: taus.length ? mean(taus) : null,
+      rankedGroups: taus.length,
+      flatBefore: before.filter((each) => each.isFlat).length,
+      flatAfter: after.filter((each) => each.isFlat).length,
+      differingGroups: before.filter(({ parts, group }) => !areTotals(parts, group.total)).length,
+      terms: names.map((name, term) => ({ name, shareBefore: meanShare(before, term), shareAfter: meanShare(after, term) })),
+    };
+  }
+
+  window.glmGallery.scoring = { WeighingError, areTotals, best, compare, contributions, orderByRank, ranks, score };
+})();

@@ -1,0 +1,166 @@
+"""`glm-grpo probe`: sample the untrained model and report on each reward term."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_grpo.builders.models import begin_with, find_start, load_models
+from glm_grpo.config import Config, effective_config
+from glm_grpo.data.prompts import PromptSource, part_of_batch
+from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.output import describe_bytes
+from glm_grpo.plan.fit import cpu_memory
+from glm_grpo.run.figures import Table
+from glm_grpo.studio.probe.credit import (
+    CreditProbe,
+    check_batches,
+    check_memory,
+    credits_compared,
+    gradient_bytes,
+)
+from glm_grpo.studio.probe.figures import report_probe
+from glm_grpo.studio.probe.page import probe_tables, write_probe
+from glm_grpo.studio.probe.probe import sample_probe
+from glm_grpo.training.batches import build_batch
+from glm_grpo.training.distributed.strategy import make_accelerator
+from glm_grpo.training.phase import Models
+from glm_grpo.types import PromptBatch
+from rewards.base import has_needs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenProbe:
+    """What a probe has for the terminal.
+
+    Attributes:
+        tables: Figures.
+        page: Path of the page.
+    """
+
+    tables: list[Table]
+    page: Path
+
+
+def probe_config(
+    config: Config,
+    prompts: PromptSource,
+    *,
+    num_prompts: int,
+    noises: int,
+    laters: Sequence[float] | None,
+    directory: Path,
+) -> WrittenProbe:
+    """Samples the untrained model and says what each reward term measures there.
+
+    Args:
+        config: Config of the planned run.
+        prompts: Its training prompts, checked; they are used a step's worth at a time.
+        num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
+        noises: Noises one sample of each prompt is decoded under besides, >= 2.
+        laters: Compare gradients with credit by image and by place, also with these values of
+            `advantage.later`; None: compare none.
+
+    Raises:
+        ConfigError: Gradients are of too few batches, or take too much memory.
+        GlmGrpoError, RewardError: As in a run.
+    """
+    if (directory / "index.html").exists():
+        logger.warning("%s holds a probe, which is replaced; --output names another", directory)
+    quiet_libraries()
+    config = effective_config(config).config
+    batches = _probed_batches(config, prompts, num_prompts)
+    start = find_start(config)
+    needs_gradients = laters is not None and _has_credit_by_place(config, batches)
+    models = load_models(
+        config,
+        make_accelerator().device,
+        needs_reference=needs_gradients and config.needs_reference,
+    )
+    begin_with(models, start)
+    training = (prompts[index] for index in range(len(prompts)))
+    for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
+        logger.warning("%s", line)
+    credit = _build_credit(config, models, batches, laters or ()) if needs_gradients else None
+    samples = sample_probe(models, batches, config, noises=noises, credit=credit)
+    found = None if credit is None else credit.report()
+    report = report_probe(samples, mode=config.reward.combine, credit=found)
+    return WrittenProbe(probe_tables(report), write_probe(report, samples, directory))
+
+
+def _has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
+    """Whether credit by place can differ from that by image; refuses too few batches to compare.
+
+    Raises:
+        ConfigError: There are too few.
+    """
+    if config.loss.kind == "gmpo":
+        logger.warning(
+            "--credit: nothing to compare, because credit by place is not available with "
+            "loss.kind=gmpo, which clips an image by the sign of its one advantage: keep "
+            "advantage.credit=image, or set another loss, such as loss=gspo"
+        )
+        return False
+    prompts = [prompt for batch in batches for prompt in batch.prompts]
+    if not any(
+        term.parts != "never"
+        and term.weight != 0
+        and any(has_needs(prompt, term.needs()) for prompt in prompts)
+        for term in config.reward.terms.values()
+    ):
+        logger.warning(
+            "--credit: nothing to compare, because no term with a weight (%s) says which places "
+            "earned its score, so credit by place is credit by image: keep advantage.credit=image",
+            ", ".join(name for name, weight in config.reward.weights().items() if weight),
+        )
+        return False
+    check_batches(len(_whole(config, batches)), config.rollout.prompts_per_step)
+    return True
+
+
+def _whole(config: Config, batches: Sequence[PromptBatch]) -> list[PromptBatch]:
+    return [each for each in batches if len(each.prompts) == config.rollout.prompts_per_step]
+
+
+def _build_credit(
+    config: Config, models: Models, batches: Sequence[PromptBatch], laters: Sequence[float]
+) -> CreditProbe:
+    """Build what compares gradients, and say what it costs.
+
+    Raises:
+        ConfigError: The gradients take too much memory.
+    """
+    whole = _whole(config, batches)
+    laters = credits_compared(config.advantage.later, laters)
+    needed = gradient_bytes(models.policy, batches=len(whole), laters=laters)
+    check_memory(needed, cpu_memory(), batches=len(whole))
+    images = len(whole) * config.rollout.prompts_per_step * config.rollout.group_size
+    logger.info(
+        "--credit: computes %d gradients of each of %d batches: replays %d images forwards and "
+        "backwards besides the rest; %s of CPU memory. After the first batch, the time left is "
+        "shown",
+        1 + len(laters),
+        len(whole),
+        (1 + len(laters)) * images,
+        describe_bytes(needed),
+    )
+    return CreditProbe(models, config, laters)
+
+
+def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
+    """The first steps' prompts as training would sample them, without those that are too many."""
+    at_once = config.rollout.prompts_per_step
+    if num_prompts > len(prompts):
+        logger.info(
+            "--prompts %d: there are only %d, so all are sampled", num_prompts, len(prompts)
+        )
+        num_prompts = len(prompts)
+    steps = math.ceil(num_prompts / at_once)
+    batches = [build_batch(config, prompts, step) for step in range(1, steps + 1)]
+    rest = num_prompts - at_once * (len(batches) - 1)
+    return [*batches[:-1], part_of_batch(batches[-1], range(rest))]

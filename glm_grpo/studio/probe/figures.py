@@ -1,0 +1,178 @@
+"""Turn the samples of a probe into figures of each term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from glm_grpo.studio.probe.credit import ProbedCredit
+from glm_grpo.studio.probe.probe import FullDecode, ProbeSamples
+from glm_grpo.training.monitors.recheck import compare_ranks
+from rewards.audit.audit import RewardAudit, TermAudit, audit_table, decoder_fractions
+from rewards.reweigh import Mode, combine
+from rewards.types import RewardTable
+
+
+@dataclass(frozen=True)
+class ProbedTerm:
+    """Figures of one term, in units of its raw score.
+
+    Attributes:
+        audit: Figures of the samples.
+        equal_weight: See `equal_weights`.
+        target: Mean score of the target images themselves; NaN without targets.
+        reconstruction: Mean score of the decoded tokens of the target images, what a perfect
+            policy would get; NaN without targets.
+        room: Mean, over the prompts with a target, of that score less the mean of the prompt's
+            samples; NaN without targets.
+        copied_source: Mean score of the unchanged first source picture; NaN without sources.
+        decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
+    """
+
+    audit: TermAudit
+    weight: float
+    equal_weight: float
+    target: float
+    reconstruction: float
+    room: float
+    copied_source: float
+    decoder_fraction: float
+
+
+@dataclass(frozen=True)
+class ProbedDecode:
+    """How rollouts decoded with fewer denoising steps compare with those decoded in full.
+
+    Attributes:
+        steps: Denoising steps of rollouts.
+        full_steps: Denoising steps of evaluations; more.
+        rank_correlations: For each term, in the order of the report: Spearman's between the two
+            decodes of the same tokens, inside groups, averaged over them; NaN where no group has
+            an order.
+        total_rank_correlation: Likewise of the total.
+        images_per_second: Drawn, not scored, with the steps of rollouts.
+        full_images_per_second: With all steps.
+    """
+
+    steps: int
+    full_steps: int
+    rank_correlations: tuple[float, ...]
+    total_rank_correlation: float
+    images_per_second: float
+    full_images_per_second: float
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """All figures of a probe.
+
+    Attributes:
+        terms: In the order of the table; not all weights are 0.
+        audit: Audit of the whole reward.
+        prompts: N.
+        group_size: G.
+        mean_total: Mean over all samples.
+        copy_total: Mean total of the unchanged first source pictures; NaN without sources, and
+            where totals are relative to a group.
+        decode: None where rollouts are decoded in full.
+        credit: None where gradients were not compared.
+    """
+
+    terms: tuple[ProbedTerm, ...]
+    audit: RewardAudit
+    prompts: int
+    group_size: int
+    mean_total: float
+    copy_total: float
+    decode: ProbedDecode | None
+    credit: ProbedCredit | None
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the terms."""
+        return tuple(term.audit.name for term in self.terms)
+
+
+def report_probe(
+    samples: ProbeSamples, *, mode: Mode, credit: ProbedCredit | None = None
+) -> ProbeReport:
+    """Turn samples into figures.
+
+    Args:
+        mode: How terms are combined.
+        credit: Comparison of credit by image and by place, if there is one.
+    """
+    table = samples.rewards
+    audit = audit_table(table, mode=mode)
+    terms = zip(
+        audit.terms,
+        table.weights.tolist(),
+        equal_weights(audit.terms, table.weights, mode=mode).tolist(),
+        samples.target.nanmean(dim=0).tolist(),
+        samples.reconstruction.nanmean(dim=0).tolist(),
+        (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
+        samples.copies.nanmean(dim=0).tolist(),
+        decoder_fractions(samples.redrawn, table).tolist(),
+        strict=True,
+    )
+    copy_total = math.nan
+    if mode == "weighted_sum" and not samples.copies.isnan().all():
+        copies = replace(table, raw=samples.copies.nan_to_num()[:, None])
+        copy_total = combine(copies, mode=mode).mean().item()
+    return ProbeReport(
+        terms=tuple(ProbedTerm(*figures) for figures in terms),
+        audit=audit,
+        prompts=len(samples.prompts),
+        group_size=samples.totals.shape[1],
+        mean_total=samples.totals.mean().item(),
+        copy_total=copy_total,
+        decode=None if samples.full is None else report_decode(samples.full, table, mode=mode),
+        credit=credit,
+    )
+
+
+def report_decode(full: FullDecode, cheap: RewardTable, *, mode: Mode) -> ProbedDecode:
+    """Turn two decodes of the same samples into figures.
+
+    Args:
+        cheap: Raw scores of the samples as rollouts decode them.
+        mode: How terms are combined.
+    """
+    agreement = compare_ranks(cheap, full.rewards, mode=mode)
+    return ProbedDecode(
+        steps=full.cheap_steps,
+        full_steps=full.steps,
+        rank_correlations=tuple(agreement.terms.values()),
+        total_rank_correlation=agreement.total,
+        images_per_second=full.timed_images / full.cheap_seconds,
+        full_images_per_second=full.timed_images / full.seconds,
+    )
+
+
+def equal_weights(
+    terms: Sequence[TermAudit], weights: Float32[Tensor, " R"], *, mode: Mode
+) -> Float32[Tensor, " R"]:
+    """Weights at which all terms have the same spread inside groups in the total.
+
+    Each is proportional to 1 / `std_within` and has the sign of the term's weight; together they
+    are as large as `weights`.
+
+    Args:
+        terms: Audit of each term.
+        weights: Weights of the config, for the same terms.
+        mode: How terms are combined.
+
+    Returns:
+        NaN for a term of weight 0 or without spread, and for all under `normalize_then_sum`, where
+        equal weights have the same say.
+    """
+    if mode == "normalize_then_sum":
+        return torch.full_like(weights, torch.nan)
+    # A group that is flat to within rounding is no spread.
+    spreads = [term.std_within if term.flat_fraction < 1 else math.nan for term in terms]
+    inverses = (weights.sign() / torch.tensor(spreads)).masked_fill(weights == 0, torch.nan)
+    return inverses * (weights.abs().sum() / inverses.abs().nansum())

@@ -1,0 +1,226 @@
+"""The report of a probe: its tables, for the terminal and for a page with samples."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from glm_grpo.grpo.signal_to_noise import Signal
+from glm_grpo.run.figures import NO_VALUE, Table
+from glm_grpo.run.folder import write_atomically
+from glm_grpo.studio.gallery.report import SMALL_WIDTH, Pictures, Report, Tile, write_report
+from glm_grpo.studio.probe.credit import ProbedCredit
+from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
+from glm_grpo.studio.probe.probe import ProbeSamples
+
+_SHOWN_PROMPTS = 8
+_NAMED_LATERS = {0.0: " (own place)", 1.0: " (reward-to-go)"}
+_ROUNDING = 1e-12
+"""Below it a figure is the rounding of a mean."""
+
+
+def probe_tables(report: ProbeReport) -> list[Table]:
+    """Figures of each term, and between terms where there is more than one."""
+    names = report.names()
+    tables = [_drive_table(report), _gain_table(report)]
+    if len(names) > 1:
+        correlations = zip(names, report.audit.correlations.tolist(), strict=True)
+        tables.append(
+            Table(
+                "correlation inside groups",
+                ("term", *names),
+                tuple((name, *map(_show_share, line)) for name, line in correlations),
+                "near 1: two terms measure the same thing; below 0: they pull against each other",
+            )
+        )
+    if report.decode is not None:
+        tables.append(_decode_table(report.decode, names))
+    if report.credit is not None:
+        tables.append(_credit_table(report.credit, report.group_size))
+    return tables
+
+
+def _drive_table(report: ProbeReport) -> Table:
+    return Table(
+        f"what drives the advantage: {report.prompts} prompts, {report.group_size} samples each",
+        (
+            *("term", "weight", "share", "equal\nweight"),
+            *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
+        ),
+        (
+            *map(_drive_row, report.terms),
+            ("total", *(NO_VALUE,) * 3, _show(report.mean_total), *(NO_VALUE,) * 3),
+        ),
+        "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled to "
+        "the sum of the weights, for the same say; flat groups: fraction whose images all score "
+        "the same",
+    )
+
+
+def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
+    audit = term.audit
+    return (
+        *(audit.name, f"{term.weight:g}", _show_share(audit.advantage_share)),
+        *map(_show, (term.equal_weight, audit.mean, audit.std, audit.std_within)),
+        _show_share(audit.flat_fraction),
+    )
+
+
+def _gain_table(report: ProbeReport) -> Table:
+    copied = [term.copied_source for term in report.terms] + [report.copy_total]
+    rows = [
+        *map(_gain_row, report.terms),
+        ("total", _show(report.audit.headroom), *(NO_VALUE,) * 5),
+    ]
+    columns = [
+        *("term", "headroom", "targets", "own\ntokens", "room"),
+        *("tied\nat best", "decoder's\npart"),
+    ]
+    # Only edits have sources.
+    if not all(map(math.isnan, copied)):
+        columns.append("copied\nsource")
+        rows = [(*row, _show(score)) for row, score in zip(rows, copied, strict=True)]
+    return Table(
+        "what is left to gain, and what is chance",
+        tuple(columns),
+        tuple(rows),
+        f"headroom: best of {report.group_size} minus mean; own tokens: score of the targets' "
+        "decoded tokens; room: that minus mean; decoder's part: variance under other noises, "
+        "relative to that inside groups",
+    )
+
+
+def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
+    audit = term.audit
+    scores = (audit.headroom, term.target, term.reconstruction, term.room)
+    return (
+        *(audit.name, *map(_show, scores)),
+        *map(_show_share, (audit.saturation, term.decoder_fraction)),
+    )
+
+
+def _decode_table(decode: ProbedDecode, names: tuple[str, ...]) -> Table:
+    correlations = (*decode.rank_correlations, decode.total_rank_correlation)
+    return Table(
+        "cheaper decode of rollouts",
+        ("steps", "images/s", *names, "total"),
+        (
+            (
+                *(str(decode.steps), _show(decode.images_per_second)),
+                *map(_show_share, correlations),
+            ),
+            (
+                *(str(decode.full_steps), _show(decode.full_images_per_second)),
+                *(NO_VALUE for _ in correlations),
+            ),
+        ),
+        "images/s: drawn, not scored; terms and total: rank correlation (Spearman's) inside groups "
+        "with the same tokens decoded in full",
+    )
+
+
+def _credit_table(credit: ProbedCredit, group_size: int) -> Table:
+    by_place = [
+        _credit_row(f"by place, later {later:g}{_NAMED_LATERS.get(later, '')}", signal)
+        for later, signal in credit.by_place.items()
+    ]
+    return Table(
+        f"gradient by image or by place: {credit.batches} batches of "
+        f"{credit.prompts * group_size} images",
+        ("credit", "SNR", "SNR,\nrelative", "95 %\ninterval", "cosine", "gain"),
+        (_credit_row("by image", credit.by_image), *by_place),
+        "SNR: size of the mean gradient, squared, relative to its variance from batch to batch; "
+        "cosine: with the mean gradient by image; gain: in the total by a step of equal length, "
+        "relative to by image",
+    )
+
+
+def _credit_row(name: str, signal: Signal) -> tuple[str, ...]:
+    relative, cosine, gain = (
+        NO_VALUE if math.isnan(value) else f"{value:.2f}"
+        for value in (signal.relative, signal.cosine, signal.gain)
+    )
+    # By image, which is compared with itself, it has no width.
+    has_interval = signal.low < signal.high
+    interval = f"{signal.low:.2f} to {signal.high:.2f}" if has_interval else NO_VALUE
+    return (name, _show(signal.ratio), relative, interval, cosine, gain)
+
+
+def _show(value: float) -> str:
+    """Three digits that count, as terms are of order 0.001 or of order 10; a dash for NaN."""
+    exact = 0.0 if abs(value) < _ROUNDING else value
+    return NO_VALUE if math.isnan(value) else f"{exact:#.3g}".removesuffix(".")
+
+
+def _show_share(value: float) -> str:
+    """Three decimals, as shares and correlations are of order 1; a dash for NaN."""
+    return NO_VALUE if math.isnan(value) else f"{value:z.3f}"
+
+
+def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> Path:
+    """Write `index.html` and its pictures. Files of the same names are replaced, others stay.
+
+    Args:
+        report: Figures of the samples.
+        samples: Those of the first eight prompts are shown.
+        directory: Made where it does not exist.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    reconstructed = iter(samples.reconstructed_pixels)
+    pictures = [
+        Pictures(
+            samples.prompts[row].prompt,
+            tuple(_write_tiles(_list_pictures(samples, row, reconstructed), row + 1, directory)),
+        )
+        for row in range(min(_SHOWN_PROMPTS, len(samples.prompts)))
+    ]
+    page = Report(
+        title=f"Probe of {', '.join(report.names())}",
+        summary=(),
+        tables=probe_tables(report),
+        pictures=pictures,
+        about_pictures=f"{len(pictures)} of {report.prompts} prompts. Best and worst are by total.",
+    )
+    return write_report(page, directory)
+
+
+def _list_pictures(
+    samples: ProbeSamples, row: int, reconstructed: Iterator[UInt8[Tensor, "3 H W"]]
+) -> Iterator[tuple[str, UInt8[Tensor, "3 H W"]]]:
+    """Sources, target, its own tokens, best and worst sample of a prompt, as far as there are any.
+
+    Args:
+        reconstructed: Of this prompt, if it has a target, and of those that follow.
+    """
+    prompt, pixels = samples.prompts[row], samples.images.pixels[row]
+    for source in prompt.sources:
+        yield "source", source
+    if prompt.target is not None:
+        yield "target", prompt.target
+        yield "target's own tokens", next(reconstructed)
+    totals = samples.totals[row].tolist()
+    order = sorted(range(len(totals)), key=totals.__getitem__)
+    for name, sample in (("best", order[-1]), ("worst", order[0])):
+        yield f"{name} of {len(totals)}: total {_show(totals[sample])}", pixels[sample]
+
+
+def _write_tiles(
+    pictures: Iterator[tuple[str, UInt8[Tensor, "3 H W"]]], number: int, directory: Path
+) -> Iterator[Tile]:
+    for index, (label, pixels) in enumerate(pictures, start=1):
+        content = io.BytesIO()
+        Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()).save(content, format="PNG")
+        file = f"prompt-{number}-{index}.png"
+        write_atomically(directory / file, content.getvalue())
+        yield Tile(label, file, is_small=pixels.shape[-1] < SMALL_WIDTH)

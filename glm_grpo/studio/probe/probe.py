@@ -1,0 +1,270 @@
+"""Sample the untrained model, and score its images, the targets and the sources."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor
+
+from glm_grpo.config import Config
+from glm_grpo.data.prompts import part_of_batch, prompts_at
+from glm_grpo.seeds import derive_seed
+from glm_grpo.studio.probe.credit import CreditProbe, with_advantage
+from glm_grpo.training.collect import collect
+from glm_grpo.training.generate import decode_and_score
+from glm_grpo.training.joining import join_tables
+from glm_grpo.training.phase import (
+    Models,
+    PhaseClock,
+    decoding_size,
+    out_of_memory_explained,
+    sampling_size,
+)
+from glm_grpo.types import ImageBatch, PromptBatch
+from rewards.reweigh import combine
+from rewards.types import Prompt, RewardTable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FullDecode:
+    """Samples of rollouts, decoded once more with all denoising steps.
+
+    Attributes:
+        rewards: Their raw scores.
+        steps: Denoising steps.
+        cheap_steps: Denoising steps of rollouts; fewer.
+        timed_images: So many were drawn both ways with nothing else to do.
+        cheap_seconds: For the same with the steps of the rollouts.
+    """
+
+    rewards: RewardTable
+    steps: int
+    cheap_steps: int
+    timed_images: int
+    seconds: float
+    cheap_seconds: float
+
+
+def decode_in_full(
+    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], *, cheap_steps: int
+) -> FullDecode:
+    """Decodes and scores with all steps; times the first group alone, both ways.
+
+    Args:
+        models: Their decoder is the full one.
+        batch: Prompts and seeds.
+        token_ids: Sampled for it.
+        cheap_steps: Denoising steps of rollouts.
+
+    Raises:
+        RewardError: A term failed.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    _, table = decode_and_score(models, batch, token_ids)
+    single = part_of_batch(batch, range(1))
+    # Both are warm, and no term is scoring meanwhile.
+    clock = PhaseClock()
+    with models.phase("decode", decoding_size(single)):
+        for steps in (cheap_steps, models.decoder.steps):
+            with clock.phase(str(steps)):
+                models.decoder.with_steps(steps).decode(single, token_ids[:1])
+    seconds = clock.seconds()
+    return FullDecode(
+        rewards=table,
+        steps=models.decoder.steps,
+        cheap_steps=cheap_steps,
+        timed_images=token_ids.shape[1],
+        seconds=seconds[str(models.decoder.steps)],
+        cheap_seconds=seconds[str(cheap_steps)],
+    )
+
+
+def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
+    """Decodes with the same steps, prompts after prompts; at least one."""
+    return replace(
+        parts[0],
+        rewards=join_tables([part.rewards for part in parts]),
+        timed_images=sum(part.timed_images for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        cheap_seconds=sum(part.cheap_seconds for part in parts),
+    )
+
+
+@dataclass(frozen=True)
+class ProbeSamples:
+    """What the untrained model makes of N prompts.
+
+    Attributes:
+        prompts: The N prompts.
+        images: G samples of each.
+        rewards: Their raw scores.
+        totals: Under the weights of the config.
+        redrawn: Raw scores of the first sample's tokens decoded under K other noises.
+        target: Raw scores of the target image itself; NaN where a prompt has no target or a term
+            does not apply.
+        reconstruction: Raw scores of the decoded tokens of the target image; NaN where a prompt
+            has no target or a term does not apply.
+        reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
+        copies: Raw scores of the unchanged first source picture; NaN where a prompt has none or a
+            term does not apply.
+        full: The samples in the full decode; None where rollouts are decoded in full anyway.
+    """
+
+    prompts: tuple[Prompt, ...]
+    images: ImageBatch
+    rewards: RewardTable
+    totals: Float32[Tensor, "N G"]
+    redrawn: Float32[Tensor, "N K R"]
+    target: Float32[Tensor, "N R"]
+    reconstruction: Float32[Tensor, "N R"]
+    reconstructed_pixels: UInt8[Tensor, "M 3 H W"]
+    copies: Float32[Tensor, "N R"]
+    full: FullDecode | None
+
+
+def sample_probe(
+    models: Models,
+    batches: Sequence[PromptBatch],
+    config: Config,
+    *,
+    noises: int,
+    credit: CreditProbe | None = None,
+) -> ProbeSamples:
+    """Samples, decodes and scores; nothing is trained. Ctrl-C ends it with the batches done.
+
+    Args:
+        models: Models.
+        batches: Prompts and seeds, as training would use them.
+        config: Settings of the run.
+        noises: K, further noises the first sample of each prompt is decoded under, >= 2.
+        credit: Gets the experience of every whole batch; credit is then by place.
+
+    Raises:
+        RewardError: A term failed.
+        NonFiniteError: A gradient is not finite.
+        MemoryLimitError: Memory ran out; names phase, size and remedy.
+    """
+    if credit is None:
+        # What only a gradient needs is left out.
+        loss = config.loss.model_copy(update={"kl_coef": 0.0})
+        config = with_advantage(config.model_copy(update={"loss": loss}), credit="image")
+    else:
+        config = with_advantage(config, credit="place")
+    whole = len(batches[0].prompts)
+    parts: list[ProbeSamples] = []
+    total, started = sum(len(batch.prompts) for batch in batches), time.monotonic()
+    try:
+        for batch in batches:
+            of_gradient = credit if len(batch.prompts) == whole else None
+            parts.append(_probe_batch(models, batch, config, noises, of_gradient))
+            done = sum(len(part.prompts) for part in parts)
+            left = (time.monotonic() - started) * (total - done) / done
+            logger.info(
+                "probed %d of %d prompts, left %s", done, total, timedelta(seconds=round(left))
+            )
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+        logger.warning("interrupted: the report is on the prompts probed so far")
+    table = join_tables([part.rewards for part in parts])
+    decodes = [part.full for part in parts if part.full is not None]
+    return ProbeSamples(
+        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        images=ImageBatch(
+            pixels=torch.cat([part.images.pixels for part in parts]),
+            decode_seeds=tuple(seed for part in parts for seed in part.images.decode_seeds),
+        ),
+        rewards=table,
+        totals=combine(table, mode=config.reward.combine),
+        redrawn=torch.cat([part.redrawn for part in parts]),
+        target=torch.cat([part.target for part in parts]),
+        reconstruction=torch.cat([part.reconstruction for part in parts]),
+        reconstructed_pixels=torch.cat([part.reconstructed_pixels for part in parts]),
+        copies=torch.cat([part.copies for part in parts]),
+        full=join_decodes(decodes) if decodes else None,
+    )
+
+
+def _probe_batch(
+    models: Models,
+    batch: PromptBatch,
+    config: Config,
+    noises: int,
+    credit: CreditProbe | None,
+) -> ProbeSamples:
+    experience = collect(models, batch, config, clock=PhaseClock())
+    if credit is not None:
+        credit.add(experience)
+    batch = experience.prompts
+    # Only gradients need to know what places earned.
+    table = replace(experience.rewards, parts={}, pieces={})
+    token_ids = experience.rollout.token_ids
+    full, cheap_steps = None, config.decode.training_steps
+    if cheap_steps != models.decoder.steps:
+        full = decode_in_full(models, batch, token_ids, cheap_steps=cheap_steps)
+    models = models.with_decode_steps(cheap_steps)
+    single = replace(batch, group_size=1)
+    redrawn = [
+        decode_and_score(models, _under_noise(single, number), token_ids[:, :1])[1].raw
+        for number in range(noises)
+    ]
+    target, reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
+    return ProbeSamples(
+        prompts=batch.prompts,
+        images=experience.images,
+        rewards=table,
+        totals=experience.totals,
+        redrawn=torch.cat(redrawn, dim=1),
+        target=target,
+        reconstruction=reconstruction,
+        reconstructed_pixels=reconstructed_pixels,
+        copies=_score_copies(models, batch, len(table.names)),
+        full=full,
+    )
+
+
+def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
+    seeds = tuple(derive_seed(seed, "probe", number) for seed in batch.decode_seeds)
+    return replace(batch, decode_seeds=seeds)
+
+
+def _decode_targets(
+    models: Models, batch: PromptBatch, num_terms: int
+) -> tuple[Float32[Tensor, "P R"], Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
+    """Scores of the target images, and scores and pictures of their own tokens."""
+    of_targets, of_tokens = torch.full((2, len(batch.prompts), num_terms), torch.nan)
+    rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
+    if not rows:
+        return of_targets, of_tokens, torch.zeros(0, 3, batch.height, batch.width).byte()
+    targets = torch.stack([prompt.target for prompt in batch.prompts if prompt.target is not None])
+    with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
+        token_ids = models.policy.tokenize_pictures(targets, has_preview=batch.num_sources == 0)
+    some = prompts_at(batch, torch.tensor(rows))
+    images, decoded = decode_and_score(models, some, token_ids.unsqueeze(1))
+    with models.phase("reward", decoding_size(some)):
+        given = models.scorer.score(some.prompts, targets[:, None])
+    for scores, table in ((of_targets, given), (of_tokens, decoded)):
+        scores[rows] = _single_scores(table)
+    return of_targets, of_tokens, images.pixels[:, 0]
+
+
+def _score_copies(models: Models, batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
+    """Scores of the first source pictures as they are."""
+    if batch.num_sources == 0:
+        return torch.full((len(batch.prompts), num_terms), torch.nan)
+    sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
+    with models.phase("reward", decoding_size(batch)):
+        return _single_scores(models.scorer.score(batch.prompts, sources[:, None]))
+
+
+def _single_scores(table: RewardTable) -> Float32[Tensor, "P R"]:
+    """Scores of one picture a prompt; NaN where a term does not apply."""
+    return table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+
+from glm_grpo.run.tables import SummaryRow
+from glm_grpo.studio.gallery import write_gallery
+from rewards.parts import Piece
+from rewards.types import Prompt
+
+NAMES = ("lpips", "ssim", "ocr", "aesthetic")
+HOSTILE = (
+    "</script><script>alert(1)</script>\"'`\\ שלום \u202e🙂 \u2028\u2029 __proto__ " + "w" * 5000
+)
+
+
+def written(run: Any, key: str) -> Any:
+    write_gallery(run.folder, ())
+    return run.data(key)
+
+
+def test_run_tells_the_settings(run: Any) -> None:
+    data = written(run, "run")
+    assert data.pop("config") == run.folder.config_path.read_text()
+    assert data == {
+        "schema": 2,
+        "name": f"{run.folder.path.parent.name} / run",
+        "reward": {
+            "combine": "weighted_sum",
+            "terms": [
+                {
+                    "name": name,
+                    "kind": name,
+                    "weight": weight,
+                    "std_floor": 0.0001,
+                    "is_for_evaluations": False,
+                }
+                for name, weight in zip(NAMES, (0.4, 0.2, 0.3, 0.1), strict=True)
+            ],
+            "watch": [],
+        },
+        "advantage": {
+            "normalization": "group_std",
+            "std_floor": 0.02,
+            "clip": 5.0,
+            "credit": "place",
+            "later": 0.4,
+        },
+        "group_size": 8,
+        "picture": {"width": 128, "height": 128},
+        "steps_planned": 40,
+        "is_sampled": True,
+        "canary_margin": 6.0,
+        "label": {"name": None, "notes": None, "tags": []},
+        "evaluations": [],
+        "chunks": [],
+        "bands": None,
+        "overview": {"steps": [], "values": {}},
+        "summary": [],
+        "problems": [],
+        "recorded": None,
+        "seconds_per_step": None,
+        "seconds_left": None,
+    }
+
+
+def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any) -> None:
+    for step, seconds in enumerate((1.0, 1.0, *[2.0] * 4, 3.0, *[4.0] * 5), start=1):
+        run.recorder.record_step(step, {"time/step": seconds})
+    os.utime(run.folder.metrics_path, (1_700_000_000, 1_700_000_000))
+    data = written(run, "run")
+    # Of the last ten, 2 four times, 3, and 4 five times: between the fifth and the sixth.
+    assert data["seconds_per_step"] == 3.5
+    assert data["recorded"] == 1_700_000_000
+    # 28 of 40 steps are left; this run knows no time of an evaluation.
+    assert data["seconds_left"] == 98.0
+
+
+def test_time_left_counts_the_evaluations_to_come(run: Any) -> None:
+    every = yaml.safe_load(run.folder.config_path.read_text())["train"]["eval_every"]
+    run.recorder.record_step(0, {"time/evaluation": 7.0})
+    for step in range(1, every + 1):
+        run.recorder.record_step(step, {"time/step": 2.0})
+    # The evaluation of the last step recorded is yet to be made.
+    to_come = 40 // every
+    left = 2.0 * (40 - every)
+    assert written(run, "run")["seconds_left"] == left + 7.0 * to_come
+    run.recorder.amend_step(every, {"time/evaluation": 9.0})
+    assert written(run, "run")["seconds_left"] == left + 9.0 * (to_come - 1)
+
+
+def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.record_evaluation(0)
+    for step in (1, 2, 10, 11, 21):
+        run.record_step(step)
+    # Its rollout was removed, say to save space.
+    run.folder.rollout_path(2).unlink()
+    run.record_evaluation(20)
+    data = written(run, "run")
+    assert data["chunks"] == [
+        {"key": "steps-000001", "steps": [1, 2, 10]},
+        {"key": "steps-000011", "steps": [11]},
+        {"key": "steps-000021", "steps": [21]},
+    ]
+    assert data["evaluations"] == [
+        {"step": 0, "key": "evaluation-000000"},
+        {"step": 20, "key": "evaluation-000020"},
+    ]
+    entries = run.data("steps-000001")["steps"]
+    assert [(entry["step"], "groups" in entry) for entry in entries] == [
+        (1, True),
+        (2, False),
+        (10, True),
+    ]
+    assert entries[1]["problem"].startswith("Cannot read rollouts/step-000002.parquet: No such")
+
+
+def test_run_tells_its_course_and_what_it_gained(run: Any) -> None:
+    run.record_evaluation(0)
+    run.record_evaluation(2)
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.record_step(1)
+    run.record_step(2, **{"reward/mean": math.nan, "canary/departures": 1.0})
+    summary = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.5)
+    write_gallery(run.folder, [summary])
+    data = run.data("run")
+    assert data["overview"] == {
+        "steps": [0, 1, 2],
+        "values": {
+            "reward/mean": [None, 1 / 7, None],
+            "eval/total": [0.5, None, None],
+            "canary/departures": [None, None, 1.0],
+        },
+    }
+    assert data["summary"] == [asdict(summary)]
+
+
+def test_steps_hold_their_metrics_and_null_where_one_is_not_finite(run: Any) -> None:
+    run.record_step(1, **{"loss/total": math.nan})
+    run.record_step(11, **{"loss/total": 1e-300})
+    data = written(run, "steps-000001")
+    assert data["metrics"] == [{"step": 1, "reward/mean": 1 / 7, "loss/total": None}]
+    assert run.data("steps-000011")["metrics"] == [
+        {"step": 11, "reward/mean": 11 / 7, "loss/total": 1e-300}
+    ]
+
+
+def test_step_holds_every_field_of_its_groups(run: Any) -> None:
+    run.record_step(3)
+    first, second = written(run, "steps-000001")["steps"][0]["groups"]
+    assert first == {
+        "prompt_id": "kite",
+        "prompt": 'a red sign that says "OPEN"',
+        "texts": ["OPEN"],
+        "target": "train-targets/kite.png",
+        "decode_seed": "9223372036854775807",
+        "images": ["step-000003/kite-0.png", "step-000003/kite-1.png"],
+        # The shortest decimals: 1 / 3 is 0.33333334 in 32 bits.
+        "raw": {
+            "lpips": [0.1, 0.33333334],
+            "ssim": [0.2, 0.25],
+            "ocr": [0.3, 1.0],
+            "aesthetic": [0.4, 1e-07],
+        },
+        "notes": {
+            "ocr": [
+                {
+                    "read": "OPFN",
+                    "marks": [["OP", True], ["F", False], ["N", True]],
+                    "missing": "",
+                },
+                {"read": "", "marks": [], "missing": "OPEN"},
+            ]
+        },
+        # 0.4 * 0.1 + 0.2 * 0.2 + 0.3 * 0.3 + 0.1 * 0.4, and so on.
+        "total": [pytest.approx(0.21), pytest.approx(0.4 / 3 + 0.05 + 0.3)],
+        "penalty": [0.0, 0.1],
+        "advantage": [-0.7, 0.7],
+        "is_flat": False,
+    }
+    assert second == {
+        "prompt_id": "b",
+        "prompt": "a field",
+        "texts": [],
+        "target": None,
+        "decode_seed": "7",
+        "images": ["step-000003/b-0.png", "step-000003/b-1.png"],
+        "raw": {"lpips": None, "ssim": None, "ocr": None, "aesthetic": [0.7, -2.5]},
+        "notes": {},
+        # Alone, aesthetic takes over the weight of the others.
+        "total": [pytest.approx(0.7), -2.5],
+        "penalty": [0.0, 0.0],
+        "advantage": [0.0, 0.0],
+        "is_flat": True,
+    }
+
+
+def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
+    run.record_step(2)
+    # Of one row of two places: three digits of the largest of each group, 0.0625 and 20.
+    first, second = [[[0.0625, -0.012]], [[-0.00004, 0.025]]], [[[20.0, 0.0]], [[-3.0, 9.0]]]
+    run.places = torch.tensor([first, second])
+    letters = Piece(0.25, 1.26, 2.0, 3.0, 4.0, "<"), Piece(0.0, 0.0, 0.0, 8.0, 8.0, "F")
+    run.pieces = {"ocr": ((letters, ()), ())}
+    run.record_step(3)
+    before, after = written(run, "steps-000001")["steps"]
+    assert [group.get("credit") for group in before["groups"]] == [None, None]
+    assert [group["credit"] for group in after["groups"]] == ["credit-000003"] * 2
+    assert run.data("credit-000003") == {
+        "step-000003/kite-0.png": {
+            "unit": 1e-4,
+            "places": [[[625, -120]], [[0, 250]]],
+            "pieces": {
+                "ocr": [[["<", True, 1.3, 2, 3, 4], ["F", False, 0, 0, 8, 8]], []],
+            },
+        },
+        "step-000003/b-0.png": {
+            "unit": 0.1,
+            "places": [[[200, 0]], [[-30, 90]]],
+            "pieces": {},
+        },
+    }
+    assert "credit-000002.js" not in run.files("data")
+
+
+def test_evaluation_holds_what_was_not_learned_from(run: Any) -> None:
+    run.record_evaluation(10)
+    data = written(run, "evaluation-000010")
+    assert data["step"] == 10
+    group = data["groups"][0]
+    assert group["images"] == ["eval-000010/kite-0.png", "eval-000010/kite-1.png"]
+    assert group["target"] == "targets/kite.png"
+    assert group["notes"]["ocr"][0]["read"] == "OPFN"
+    assert set(group) == {
+        *("prompt_id", "prompt", "texts", "target", "decode_seed", "images", "raw", "notes"),
+        "total",
+    }
+
+
+def test_numbers_survive_to_the_last_bit(run: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    run.raw = torch.randn((2, 2, 4), generator=generator) * torch.tensor([1e-30, 1e-3, 1.0, 1e30])
+    run.record_step(1)
+    groups = written(run, "steps-000001")["steps"][0]["groups"]
+    table = pyarrow.parquet.read_table(run.folder.rollout_path(1))
+    for name in NAMES:
+        shown = [x for group in groups for x in group["raw"][name] or [math.nan] * 2]
+        stored = table[f"raw/{name}"].to_numpy()
+        assert np.array_equal(np.array(shown, np.float32), stored, equal_nan=True)
+    for name in ("total", "penalty", "advantage"):
+        shown = np.array([x for group in groups for x in group[name]], np.float32)
+        assert shown.tobytes() == table[name].to_numpy().tobytes()
+
+
+def test_marks_mind_case_where_the_term_does(run: Any) -> None:
+    text = run.folder.config_path.read_text().replace(
+        "case_sensitive: false", "case_sensitive: true"
+    )
+    run.folder.config_path.write_text(text)
+    run.notes = (("OPen", "x"), ())
+    run.record_step(1)
+    group = written(run, "steps-000001")["steps"][0]["groups"][0]
+    assert group["notes"]["ocr"][0]["marks"] == [["OP", True], ["en", False]]
+
+
+def test_hostile_texts_come_through_as_they_are(run: Any) -> None:
+    run.prompts = (
+        replace(run.prompts[0], prompt_id=HOSTILE, prompt=HOSTILE, texts=(HOSTILE,)),
+        Prompt("../../../escaped", "x"),
+    )
+    run.notes = ((HOSTILE, "<b>"), ())
+    run.record_step(1)
+    first, second = written(run, "steps-000001")["steps"][0]["groups"]
+    assert first["prompt_id"] == first["prompt"] == first["texts"][0] == HOSTILE
+    # Readings are shown in the form that is compared.
+    assert first["notes"]["ocr"][0]["read"] == HOSTILE.replace("`", "'")
+    assert second["prompt_id"] == "../../../escaped"
+    for group in (first, second):
+        for image in group["images"]:
+            assert (run.gallery / "thumbs" / image).with_suffix(".webp").is_file()
+    text = (run.gallery / "data" / "steps-000001.js").read_text(encoding="utf-8")
+    assert not set(text) & {"<", "\u2028", "\u2029"}
+
+
+def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:
+    # As RapidOCR returns some words: full-width letters.
+    run.notes = (("\uff2f\uff30\uff25N", "x"), ())
+    run.record_step(1)
+    note = written(run, "steps-000001")["steps"][0]["groups"][0]["notes"]["ocr"][0]
+    assert note["read"] == "OPEN"
+    assert note["marks"][0][0].startswith("OP")
+
+
+def test_a_run_that_learns_target_pictures_has_figures_and_no_groups(run: Any) -> None:
+    text = run.folder.config_path.read_text().replace("method: grpo", "method: sft")
+    run.folder.config_path.write_text(text)
+    run.recorder.record_step(0, {"eval/total": 0.5})
+    run.recorder.record_step(1, {"sft/cross_entropy": 0.25})
+    assert written(run, "run")["is_sampled"] is False
+    steps = written(run, "steps-000001")
+    assert [row["step"] for row in steps["metrics"]] == [0, 1]
+    assert steps["steps"] == []
