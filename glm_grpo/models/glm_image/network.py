@@ -15,15 +15,15 @@ from glm_grpo.models.glm_image.fast.token_scores import score_tokens, token_log_
 class TokenSequences(NamedTuple):
     """Prompts, padded on the left to L tokens, with their T generated tokens.
 
-    The last of these is not read but only scored: the model reads S = L + T - 1.
+    The last token is scored but not read: the model reads S = L + T - 1 tokens.
 
     Attributes:
-        input_ids: What is read.
-        attention_mask: 1 on tokens, 0 on padding; None where there is no padding, so that attention
-            runs on a fused kernel that needs no mask, and does not repeat keys and values.
+        input_ids: Tokens to read.
+        attention_mask: 1 on tokens, 0 on padding; None if there is no padding, which lets attention
+            use a fused kernel without a mask and without repeated keys and values.
         position_ids: Temporal, height, width.
-        token_ids: What is scored.
-        sampling_mask: The codebook entries that could be drawn at each token; None for all.
+        token_ids: Tokens to score.
+        sampling_mask: Codebook entries that could be drawn at each token; None: all.
     """
 
     input_ids: Int64[Tensor, "N S"]
@@ -37,18 +37,16 @@ class PolicyNetwork(nn.Module):
     """Scores tokens under the codebook distribution.
 
     Attributes:
-        temperature: Divides the logits.
         has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
 
     Args:
-        language_model: GLM-Image's, with or without adapters.
-        lm_head: Its head.
-        codebook_size: Entries of the head that can be drawn.
+        language_model: With or without adapters.
+        codebook_size: Number of the head's first rows that can be drawn.
         temperature: Divides the logits, > 0.
     """
 
     _no_split_modules: ClassVar[list[str]] = ["GlmImageTextDecoderLayer"]
-    """Where accelerate cuts a model into parts that are gathered one by one."""
+    """Modules that accelerate shards as a unit."""
 
     def __init__(
         self,
@@ -73,10 +71,9 @@ class PolicyNetwork(nn.Module):
         token_ids: Int64[Tensor, "N T"],
         sampling_mask: Bool[Tensor, "N T V"] | None,
     ) -> tuple[Float32[Tensor, "N T"], Float32[Tensor, "N T"], Float32[Tensor, "N T"]]:
-        """The three of `TokenScores`: log-probability, with gradient, entropy, mass outside.
+        """The fields of `TokenScores`, from those of `TokenSequences`.
 
-        Takes the fields of `TokenSequences`, and returns a tuple, because engines find the tensors
-        of a backward pass in these, not in objects.
+        Plain tensors, because engines find the tensors of a backward pass only in tuples.
         """
         sequences = TokenSequences(
             input_ids, attention_mask, position_ids, token_ids, sampling_mask
@@ -91,11 +88,11 @@ class PolicyNetwork(nn.Module):
             has_entropy_gradient=self.has_entropy_gradient and torch.is_grad_enabled(),
         )
         entropy = scores.entropy.clone() if self.has_entropy_gradient else scores.entropy
-        # FSDP2 hangs its backward pass on what is returned, and warns of views.
+        # FSDP2 hooks the returned tensors, and warns about views.
         return scores.log_probs.clone(), entropy, scores.outside_codebook
 
     def log_probs(self, sequences: TokenSequences) -> Float32[Tensor, "N T"]:
-        """The log-probabilities of `forward` alone, without gradient."""
+        """Only the log-probabilities of `forward`, without gradient."""
         return token_log_probs(
             self._read(sequences),
             self.lm_head.weight,
@@ -106,12 +103,12 @@ class PolicyNetwork(nn.Module):
         )
 
     def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
-        """Logits over the codebook alone, in fp32, divided by the temperature."""
+        """Logits of the codebook in fp32, divided by the temperature."""
         logits = nn.functional.linear(hidden_states, self.codebook_weight())
         return logits.float() / self.temperature
 
     def codebook_weight(self) -> Float[Tensor, "V D"]:
-        """The rows of the head that stand for the codebook."""
+        """Rows of the head that belong to the codebook."""
         return self.lm_head.weight[: self._codebook_size]
 
     def _read(self, sequences: TokenSequences) -> Float[Tensor, "N T D"]:

@@ -2,7 +2,7 @@
 
 Sampling and replay share one distribution: the head's logits cut to the codebook, divided by the
 temperature, optionally truncated, normalised in fp32 (`support_log_probs`). The vision tower and
-the VQ are frozen always; text-to-image training leaves them on the CPU.
+the VQ are always frozen; text-to-image training leaves them on the CPU.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ from rewards.parts import Grid
 
 
 class GlmImagePolicy:
-    """A language model that samples token grids and is trained.
+    """GLM-Image's language model as a `Policy`, which documents the methods.
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
         temperature: Temperature of sampling and replay, > 0.
-        truncation: Truncation of the distribution that is sampled from.
-        adapter_rank: Rank of LoRA adapters; None trains language model and head in full.
-        adapter_alpha: Scale numerator of the adapters.
+        adapter_rank: Rank of LoRA adapters; None: train the language model and its head in full.
+        adapter_alpha: Numerator of the adapter scale alpha / rank.
         is_checkpointing: Recompute activations in the backward pass.
-        needs_reference: Keep a frozen copy for the KL when there are no adapters to switch off.
-        has_entropy_gradient: Replayed entropies have a gradient too, for a loss that weighs them.
+        needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
+        has_entropy_gradient: Give replayed entropies a gradient, for a loss that weighs them.
         seed: Seed of the adapters' initial weights.
-        is_compiling: Compile the decoder layers where they equal the eager ones; not for weights
-            that an engine cuts up.
+        is_compiling: Compile the decoder layers if they equal the eager ones; not for weights that
+            an engine shards.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class GlmImagePolicy:
 
     @property
     def device(self) -> torch.device:
-        """Where the language model is now."""
+        """Present device of the language model."""
         return self.model.lm_head.weight.device
 
     @property
@@ -126,47 +125,43 @@ class GlmImagePolicy:
 
     @property
     def temperature(self) -> float:
-        """Temperature of sampling and replay, which the network keeps."""
+        """Temperature of sampling and replay, stored in the network."""
         return self.network.temperature
 
     @property
     def adapted_model(self) -> PeftModel | None:
-        """The peft model around the language model; None when it is trained in full."""
+        """The peft model around the language model; None if it is trained in full."""
         return self._adapted
 
     def modules(self) -> tuple[nn.Module, nn.Linear]:
-        """Language model and head: what rollout and update need on the accelerator."""
+        """Language model and head."""
         return (self.model.model.language_model, self.model.lm_head)
 
     def source_modules(self) -> tuple[nn.Module, nn.Module]:
-        """Vision tower and VQ: what turns source pictures into tokens."""
+        """Vision tower and VQ."""
         return (self.model.model.visual, self.model.model.vqmodel)
 
     def reference_modules(self) -> tuple[PolicyNetwork, ...]:
-        """The frozen copy the KL needs; empty with adapters or without KL."""
+        """The frozen copy for the KL; empty with adapters or without KL."""
         return () if self._reference is None else (self._reference,)
 
     def wrap(self, wrapped: nn.Module) -> None:
-        """Replays through an engine's wrapper of `network` from now on, so that it sees gradients.
-
-        Args:
-            wrapped: Takes what `network` takes.
-        """
+        """See `Policy`."""
         self._wrapped = wrapped
 
     def run_network_once(self) -> None:
-        """A pass over one token."""
+        """See `Policy`."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
         with torch.no_grad():
             self.network(*sequences)
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters the optimizer moves."""
+        """See `Policy`."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def encode(self, batch: PromptBatch) -> PromptInputs:
-        """Encodes the prompts of a batch, a row each; remembers the last batch.
+        """Encode the prompts of a batch, one row each; the last batch is cached.
 
         Raises:
             ValueError: Its source pictures have no tokens yet.
@@ -186,7 +181,7 @@ class GlmImagePolicy:
         return self._encoded[1]
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
-        """The batch with the tokens of its source pictures, made where the vision tower is."""
+        """See `Policy`."""
         if batch.num_sources == 0:
             return batch
         pictures = [source for prompt in batch.prompts for source in prompt.sources]
@@ -195,11 +190,14 @@ class GlmImagePolicy:
         return replace(batch, source_token_ids=ids.unflatten(0, shape))
 
     def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
-        """T: preview and target grid; without a preview the target grid alone."""
+        """See `Policy`."""
         return token_layout(height, width, has_preview=has_preview).num_tokens
 
     def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
-        """Places are those of the target tokens, several or a part of one for a preview token."""
+        """See `Policy`; a place is a target token.
+
+        A preview token draws several places, or part of one.
+        """
         layout = token_layout(height, width, has_preview=has_preview)
         preview, target = Grid(*layout.preview), Grid(*layout.target)
         return token_places((preview, target), target)
@@ -211,7 +209,7 @@ class GlmImagePolicy:
         phase: str = "rollout",
         count: Count = not_counted,
     ) -> Rollout:
-        """Samples G token grids for each prompt; see `sample_rollout`."""
+        """See `Policy`."""
         inputs = self.encode(batch)
         return sample_rollout(
             self.network,
@@ -230,15 +228,7 @@ class GlmImagePolicy:
         has_preview: bool = True,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """Token grids that the decoder turns back into these pictures.
-
-        Args:
-            pixels: RGB, 0..255, of a size that is generated.
-            has_preview: False for edits.
-            preview: Tokens of the preview, which the decoder does not read: zeros; `encode`, those
-                of the picture made as small as the preview (FlashAR, arXiv 2605.09430); `repeat`,
-                the nearest of the target's.
-        """
+        """See `Policy`. `encode` follows FlashAR (arXiv 2605.09430)."""
         target = picture_tokens(self.model, self.processor, pixels, is_any_size=True)
         layout = token_layout(*pixels.shape[-2:], has_preview=has_preview)
         if layout.num_preview == 0:
@@ -257,13 +247,7 @@ class GlmImagePolicy:
         return torch.cat([first, target], dim=1)
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        """Scores sampled tokens under the present policy, with gradient.
-
-        Args:
-            prompts: What was asked for.
-            rollout: What was sampled.
-            rows: Into the flattened P * G axis.
-        """
+        """See `PolicyForUpdate`."""
         language_model = self.model.model.language_model
         sequences = self._sequences(prompts, rollout, rows)
         # Only a module in training mode recomputes activations; there is no dropout to switch on.
@@ -281,12 +265,7 @@ class GlmImagePolicy:
     def reference_log_probs(
         self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N T"]:
-        """Scores sampled tokens under the policy before training: adapters off, or the copy.
-
-        Args:
-            prompts: What was asked for.
-            rollout: What was sampled.
-            rows: Into the flattened P * G axis.
+        """See `PolicyForUpdate`; with adapters switched off, or by the frozen copy.
 
         Raises:
             RuntimeError: The policy was built without a reference.
@@ -308,8 +287,8 @@ class GlmImagePolicy:
 
     @torch.no_grad()
     def is_reference(self) -> bool:
-        """Whether policy and reference have the same weights; ends at the first that differs."""
-        # Not of state_dict(): FSDP2 would cut full parameters up again.
+        """See `Policy`."""
+        # Not state_dict(): FSDP2 would shard full parameters again.
         if self._reference is not None:
             own = dict(self.network.named_parameters())
             return all(
@@ -332,10 +311,10 @@ class GlmImagePolicy:
 
     @torch.no_grad()
     def mix_reference(self, mix: float) -> None:
-        """Moves the reference towards the policy: mix * policy + (1 - mix) * reference.
+        """See `Policy`; adapters are mixed factor by factor.
 
-        Of adapters the two factors of each matrix are mixed. The first time, from no adapters at
-        all, the change that they make is `mix` times the policy's.
+        The first time, when the reference has no adapters yet, its change of the model becomes
+        `mix` times the policy's.
 
         Raises:
             RuntimeError: The policy was built without a reference.
@@ -359,10 +338,10 @@ class GlmImagePolicy:
 
     @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Loads the initial weights, named as in `state_tensors`, into policy and reference.
+        """See `Policy`.
 
         Raises:
-            CheckpointError: They do not fit.
+            CheckpointError: Names or shapes do not match this model.
         """
         self.load_state_tensors(tensors)
         if self._reference is not None:
@@ -371,13 +350,13 @@ class GlmImagePolicy:
             self._reference_adapter = self._adapter_copy()
 
     def reference_tensors(self) -> dict[str, Tensor]:
-        """The reference, by the names of `state_tensors`; empty while it is the untrained one."""
+        """See `Policy`."""
         if self._reference is not None and self._is_reference_moved:
             return dict(self._reference.state_dict())
         return dict(self._reference_adapter)
 
     def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `reference_tensors` returned."""
+        """See `Policy`."""
         if not tensors:
             return
         if self._reference is not None:
@@ -390,18 +369,14 @@ class GlmImagePolicy:
         return {name: tensor.cpu().clone() for name, tensor in self.state_tensors().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What training changes: the adapters, or the language model and head."""
+        """The adapters, or the language model and its head."""
         if self._adapted is not None:
-            # Else peft asks the hub, at each call, whether there are new words.
+            # By default peft asks the hub, at each call, whether there are new words.
             return dict(get_peft_model_state_dict(self._adapted, save_embedding_layers=False))
         return dict(self.network.state_dict())
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `state_tensors` returned.
-
-        Raises:
-            CheckpointError: Names or shapes do not fit this model.
-        """
+        """See `Policy`."""
         expected = {name: tensor.shape for name, tensor in self.state_tensors().items()}
         found = {name: tensor.shape for name, tensor in tensors.items()}
         if expected != found:
@@ -418,7 +393,7 @@ class GlmImagePolicy:
     def _sequences(
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> TokenSequences:
-        """Prompts and tokens of some rows, as the network takes them."""
+        """Prompts and tokens of some rows, as inputs of the network."""
         inputs = self.encode(batch).rows(rows // batch.group_size)
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         layout = batch_layout(batch)

@@ -27,17 +27,18 @@ from glm_grpo.seeds import derive_seed
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 PREFILLED_AT_ONCE = 8
-"""Prompts of one forward pass."""
+"""Prompts per forward pass."""
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """Which entries may be drawn.
+    """Which codebook entries may be drawn.
 
     Attributes:
-        top_k: Only the k most probable; None: all.
-        top_p: Only the most probable until their sum reaches p, in (0, 1]; None: all.
-        min_p: Only those at least this part as probable as the most probable, in (0, 1); None: all.
+        top_k: Keep the k most probable entries; None: all.
+        top_p: Keep the most probable entries until their probabilities add up to p, in (0, 1];
+            None: all.
+        min_p: Keep entries at least this fraction as probable as the top one, in (0, 1); None: all.
     """
 
     top_k: int | None = None
@@ -46,13 +47,12 @@ class Truncation:
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is cut."""
+        """Whether any entry can be cut."""
         is_top_p_active = self.top_p is not None and self.top_p < 1.0
         return self.top_k is not None or is_top_p_active or self.min_p is not None
 
 
 UNTRUNCATED = Truncation()
-"""Every entry of the codebook may be drawn."""
 
 
 def sample_rollout(
@@ -65,7 +65,7 @@ def sample_rollout(
     build_step: StepBuilder = TokenStep,
     count: Count = not_counted,
 ) -> Rollout:
-    """Samples G token grids for each prompt.
+    """Sample G token grids for each prompt.
 
     Random numbers are drawn on the CPU from (batch seed, prompt id) and turned into tokens by the
     inverse of the cumulative distribution, so a prompt's samples depend neither on its neighbours
@@ -73,24 +73,24 @@ def sample_rollout(
 
     Args:
         network: In evaluation mode.
-        inputs: The prompts, encoded.
-        batch: P prompts, G samples each.
-        truncation: Truncation of the distribution; log-probs are those after it.
+        inputs: The encoded prompts.
+        truncation: Log-probs are those after truncation.
         phase: Phase of the run, for errors.
-        build_step: Makes what takes one token of every sample at a time.
+        build_step: Builds the step that reads one token of every sample.
         count: Called after each token.
 
     Raises:
-        NonFiniteError: A log-probability is not finite; names phase, prompt, sample and token.
+        NonFiniteError: A log-probability is not finite; the message names phase, prompt, sample
+            and token.
     """
-    # Cheaper than `no_grad` by what each of many small operations would note; its tensors are of no
-    # use to autograd, so the prompts are encoded outside and what is returned are copies.
+    # Cheaper than `no_grad`, because no small operation records anything. Autograd cannot use its
+    # tensors, so prompts are encoded outside, and copies are returned.
     with torch.inference_mode():
         sampled = _sample_grids(network, batch, inputs, truncation, build_step, count)
     shape = (len(batch.prompts), batch.group_size)
     token_ids, all_log_probs, masks = zip(*sampled, strict=True)
     log_probs = torch.stack(all_log_probs, dim=1).cpu().unflatten(0, shape)
-    # Once for all tokens, on the CPU: to ask at each token would make the accelerator wait for it.
+    # Once, on the CPU: a check after each token would make the accelerator wait.
     _refuse_non_finite(log_probs, batch, phase)
     return Rollout(
         token_ids=torch.stack(token_ids, dim=1).cpu().unflatten(0, shape),
@@ -102,7 +102,7 @@ def sample_rollout(
 
 
 class Drawn(NamedTuple):
-    """A token of every sample, its log-probability, and what truncation kept."""
+    """One token per sample, its log-probability, and the entries that truncation kept."""
 
     token_ids: Int64[Tensor, " N"]
     log_probs: Float32[Tensor, " N"]
@@ -151,7 +151,7 @@ def draw_tokens(
     hidden_states: Float[Tensor, "N D"],
     uniforms: Float64[Tensor, " N"],
 ) -> Drawn:
-    """Draw a token of every sample; uniforms are in [0, 1)."""
+    """Draw one token per sample; uniforms are in [0, 1)."""
     logits = network.codebook_logits(hidden_states)
     sampling_mask = truncation_mask(logits, truncation) if truncation.is_active else None
     every = support_log_probs(logits, sampling_mask)
@@ -167,16 +167,15 @@ def prefill(
     *,
     attention_mask: Int64[Tensor, "P L"] | None,
 ) -> tuple[Float[Tensor, "P D"], DynamicCache]:
-    """Prefills prompts in chunks: an evaluation has many more of them than a training step.
+    """Prefill prompts in chunks, because an evaluation has many more of them than a training step.
 
     Args:
-        language_model: GLM-Image's.
-        input_ids: Tokens of P prompts, padded on the left.
+        input_ids: Token ids, padded on the left.
         position_ids: Temporal, height, width.
-        attention_mask: 1 on tokens; None where there is no padding.
+        attention_mask: 1 on tokens; None if there is no padding.
 
     Returns:
-        The last hidden state of each prompt, and the keys and values of all.
+        The last hidden state of each prompt, and the keys and values of all prompts.
     """
     hidden_states: list[Tensor] = []
     caches: list[DynamicCache] = []
@@ -203,7 +202,7 @@ def prefill(
 
 
 def truncation_mask(logits: Float32[Tensor, "N V"], truncation: Truncation) -> Bool[Tensor, "N V"]:
-    """True on the entries that top-k, then top-p, then min-p leave; at least one a row.
+    """True on the entries that top-k, then top-p, then min-p keep; at least one per row.
 
     Source: top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1; min-p, Nguyen et al. 2024
     (arXiv 2407.01082), section 3.1. The order is that of transformers' logits processors.
@@ -218,7 +217,7 @@ def truncation_mask(logits: Float32[Tensor, "N V"], truncation: Truncation) -> B
         sampling_mask &= before < truncation.top_p
         sampling_mask[:, 0] = True
     if truncation.min_p is not None:
-        # Ratios of probabilities need no normalising: what was cut before does not matter.
+        # A ratio of probabilities does not depend on what was cut before.
         sampling_mask &= ordered >= ordered[:, :1] + math.log(truncation.min_p)
     return torch.zeros_like(sampling_mask).scatter(-1, order, sampling_mask)
 
@@ -237,16 +236,16 @@ def pick_tokens(
 ) -> Int64[Tensor, " N"]:
     """Inverse-transform sampling; an entry of probability zero is never drawn.
 
-    Sums run in fp64: over 16384 entries fp32 would lose the tail. From a row that holds NaN some
-    entry is drawn, whose log-probability says so: an index out of range would be a failed assertion
-    on an accelerator, after which the process can do nothing with it.
+    Sums are in fp64, because over 16384 entries fp32 would lose the tail. A row with NaN yields
+    some valid index, whose log-probability is then NaN: an index out of range would fail an
+    assertion on the accelerator, which the process could not use afterwards.
 
     Args:
-        log_probs: Normalised; -inf where nothing may be drawn.
+        log_probs: Normalised; -inf on entries that may not be drawn.
         uniforms: In [0, 1).
     """
     cumulative = log_probs.double().exp().cumsum(dim=-1)
-    # Scaling by the sum keeps rounding from leaving a gap above the last entry.
+    # Scaled by the sum, so that rounding leaves no gap above the last entry.
     thresholds = uniforms.unsqueeze(-1) * cumulative[:, -1:]
     sampled = torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
     return sampled.clamp(max=log_probs.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""The decoder's networks compiled, and the check that they draw what the eager ones draw."""
+"""Compile the decoder's networks, and check that they draw the same images as the eager ones."""
 
 from __future__ import annotations
 
@@ -14,52 +14,51 @@ from torch import Tensor
 from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
 
 CHECKED_STEPS = 4
-"""Denoising steps of the pictures that are compared, at most: rounding grows with every step."""
+"""Most denoising steps of the compared images, because rounding grows with every step."""
 
 _UNSEEN = 0.05 / 255
-"""Mean difference of RGB values that is always accepted: a sixth of what bf16 in place of fp32
-makes, as measured on the embedded model."""
+"""Mean difference of RGB values that is always accepted: a sixth of the difference between bf16 and
+fp32, measured on the embedded model."""
 
 _OF_ROUNDING = 2
-"""Multiple of the rounding that is accepted: both differences are of the same size, and chance
+"""Accepted multiple of the rounding difference: both differences are of the same size, and chance
 decides which is larger (0.97 and 1.0 levels in bf16 on an H200)."""
 
 _logger = logging.getLogger(__name__)
 
 
 class CompiledDecoder:
-    """Compiles the blocks of the diffusion transformer and the decoder of the VAE, in place.
+    """Blocks of the diffusion transformer and decoder of the VAE, compiled in place.
 
-    They run eagerly until `check` has compared them with the eager ones, and permanently on a
-    mismatch or if compiling fails.
+    They run eagerly until `check` has compared them with the eager ones, and stay eager if they
+    differ or cannot be compiled.
 
     Args:
-        transformer: Weights in its own type; with layerwise casting it cannot be compiled.
-        vae: Decodes latents.
+        transformer: Without layerwise casting, which cannot be compiled.
     """
 
     def __init__(self, transformer: GlmImageTransformer2DModel, vae: AutoencoderKL) -> None:
-        # Dynamic: with fixed shapes, every length of the glyphs would be compiled anew.
+        # Dynamic, because every length of the glyphs would otherwise be compiled again.
         transformer.compile_repeated_blocks(dynamic=True, options=COMPILING)
         vae.decoder.compile(options=COMPILING)
         self._is_checked = self.is_used = False
 
     @contextmanager
     def running(self, *, is_eager: bool = False) -> Iterator[None]:
-        """Inside, the compiled networks run, unless `check` is against it or `is_eager`."""
+        """Run the compiled networks inside, unless `check` rejected them or `is_eager`."""
         is_used = self.is_used and not is_eager
         with torch.compiler.set_stance("default" if is_used else "force_eager"):
             yield
 
     def check(self, draw: Callable[[int], Float[Tensor, "N 3 H W"]], pictures: int) -> None:
-        """Decides at the first call whether the compiled networks are used.
+        """Decide at the first call whether to use the compiled networks.
 
-        They may differ from the eager ones by twice as much as those differ between a picture that
-        is drawn alone and one that is drawn among others, which is rounding.
+        They may differ from the eager ones by twice the rounding, which is the difference between
+        an image that is drawn alone and the same image drawn in a batch.
 
         Args:
-            draw: Draws the first N of some pictures, RGB in 0..1.
-            pictures: How many there are.
+            draw: Draws the first N of the images, RGB in 0..1.
+            pictures: Number of images.
         """
         if self._is_checked:
             return
@@ -85,7 +84,7 @@ class CompiledDecoder:
         self.is_used = True
         try:
             difference = _mean_difference(draw(len(eager)), eager)
-        # The same pictures were drawn eagerly just now: whatever this is, compiling causes it.
+        # The same images were drawn eagerly just now, so compiling causes this, whatever it is.
         except Exception as error:
             return reason_of(error)
         allowed = max(_OF_ROUNDING * rounding, _UNSEEN)

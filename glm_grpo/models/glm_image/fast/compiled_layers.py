@@ -1,4 +1,4 @@
-"""The language model's layers compiled for replay, and the check that they equal the eager ones."""
+"""Compile the language model's layers for replay, and check that they equal the eager ones."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest mean difference of log-probs, nats per token, by the type of the head: those of the check
-of replay against sampling."""
+"""Largest mean difference of log-probs, nats per token, by the dtype of the head: the tolerances of
+the check of replay against sampling."""
 
 _MOST_GRAPHS = 32
-"""With and without gradient, adapters and mask makes 8, torch's own limit, beyond which layers run
-eagerly. A mask takes some more, by the divisors of a row's length (seen on an H200)."""
+"""Compiled forms of a layer, beyond which torch runs it eagerly. With and without gradient,
+adapters and mask there are 8, torch's default; a mask makes some more, by the divisors of a row's
+length (seen on an H200)."""
 
 _logger = logging.getLogger(__name__)
 
 
 class _CompiledLayer(GlmImageTextDecoderLayer):
-    """A decoder layer, compiled where it reads whole rows and eager where it has a cache."""
+    """A decoder layer that runs compiled on whole rows, and eagerly with a cache."""
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
         is_cached = kwargs.get("past_key_values") is not None
@@ -39,20 +40,20 @@ class _CompiledLayer(GlmImageTextDecoderLayer):
 def _read(layer: _CompiledLayer, hidden_states: Tensor, **kwargs: Any) -> Any:
     forward = partial(GlmImageTextDecoderLayer.forward, layer, **kwargs)
     if layer.is_recomputing and layer.training:
-        # Inside of what is compiled: outside, layers computed again may be taken by another of the
-        # compiled graphs than at first, which keeps other tensors (pytorch issue 166926).
+        # Inside the compiled function: outside, the recomputation may use another compiled graph
+        # than the forward pass, which keeps other tensors (pytorch issue 166926).
         return checkpoint(forward, hidden_states, use_reentrant=False)
     return forward(hidden_states)
 
 
 class CompiledLayers:
-    """Compiles decoder layers, in place.
+    """Decoder layers, compiled in place.
 
-    They run eagerly until `check` has compared them with the eager ones, and permanently on a
-    mismatch, or where they cannot be compiled.
+    They run eagerly until `check` has compared them with the eager ones, and stay eager if they
+    differ or cannot be compiled.
 
     Args:
-        language_models: Stock ones, with or without adapters.
+        language_models: With or without adapters.
     """
 
     def __init__(self, *language_models: GlmImageTextModel) -> None:
@@ -60,18 +61,18 @@ class CompiledLayers:
         self._is_recomputing = self._layers[0].gradient_checkpointing
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
-        # One for all layers: they are alike. Rows of any number and length.
+        # One function for all layers, which are alike, and for any number and length of rows.
         compiled = torch.compile(_read, dynamic=True, options=COMPILING)
         for layer in self._layers:
             layer.compiled, layer.is_recomputing = compiled, self._is_recomputing
         self._is_checked = False
 
     def check(self, network: PolicyNetwork, sequences: TokenSequences) -> None:
-        """Decides at the first call whether the compiled layers are used.
+        """Decide at the first call whether to use the compiled layers.
 
         Args:
-            network: Around one of the language models.
-            sequences: What is replayed first.
+            network: Contains one of the language models.
+            sequences: Tokens of the first replay.
         """
         if self._is_checked:
             return
@@ -86,7 +87,7 @@ class CompiledLayers:
             is_equal = all(gap <= allowed for gap in gaps)
             shown = " and ".join(f"{gap:.1e}" for gap in gaps)
             reason = "" if is_equal else f"log-probs differ by {shown} nats per token"
-        # The same rows were read eagerly just now: whatever this is, compiling causes it.
+        # The same rows were read eagerly just now, so compiling causes this, whatever it is.
         except Exception as error:
             reason = reason_of(error)
         if reason:
@@ -109,7 +110,7 @@ def _with_backward_pass(network: PolicyNetwork, sequences: TokenSequences) -> Te
         network.language_model.train()
         log_probs = network(*sequences)[0]
         network.language_model.eval()
-        # The first layer's gradient is the one that all layers take part in.
+        # All layers take part in the gradient of the first one.
         torch.autograd.grad(log_probs.sum(), _smallest(first.parameters()))
     return log_probs.detach()
 

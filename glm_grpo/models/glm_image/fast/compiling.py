@@ -1,4 +1,4 @@
-"""What the compiled networks share: options of Inductor, and why a faster form is not used."""
+"""Shared by the compiled networks: options of Inductor, and reasons to fall back."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from rewards.out_of_memory import is_out_of_memory
 
 COMPILING: dict[str, Any] = {"emulate_precision_casts": True}
-"""Options of Inductor: without it, fused operations skip roundings to bf16 that eager ones make."""
+"""Options of Inductor. Fused operations then round to bf16 where eager ones do."""
 
 _LONGEST = 200
-"""Characters of a compiler's message that are shown."""
+"""Characters of a compiler's message to show."""
 
 
 def reason_of(error: Exception) -> str:
-    """One line on why a faster form cannot be used.
+    """Say in one line why a faster form cannot be used.
 
     Raises:
         Exception: The same error, if memory ran out: a slower form would not help.

@@ -1,6 +1,6 @@
 """The token step as a CUDA graph: recorded once, replayed for every token.
 
-To launch its thousands of small operations one by one takes longer than to do them.
+Launching its thousands of small operations one by one takes longer than running them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _Finished = TypeVar("_Finished")
 
 
 class FixedShapesStep(TokenStep):
-    """Reads every token by the same operations on the same memory.
+    """Reads every token with the same operations on the same memory; arguments as in `TokenStep`.
 
-    There is room for all tokens from the start, those to come are masked, and where a token stands
-    is known on the device alone. Arguments as those of `TokenStep`.
+    Memory for all tokens is allocated at the start, unwritten tokens are masked, and the index of
+    the current token is kept on the device.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class FixedShapesStep(TokenStep):
 
 
 class RecordedStep(FixedShapesStep):
-    """`FixedShapesStep` as a CUDA graph, with what is made of its hidden states.
+    """`FixedShapesStep` as a CUDA graph, which may include the work on its hidden states.
 
-    Arguments as those of `TokenStep`.
+    Arguments as in `TokenStep`.
     """
 
     _recorded: _Recording | None = None
@@ -85,7 +85,7 @@ class RecordedStep(FixedShapesStep):
 
 
 class _Recording:
-    """Work on tensors, done at the first call, recorded at the second, replayed from then on."""
+    """Work on tensors that runs at the first call, is recorded at the second, and then replayed."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._work = work
@@ -97,7 +97,7 @@ class _Recording:
         stream = _recording_stream(inputs[0].device)
         if self._inputs is None:
             self._inputs = tuple(each.clone() for each in inputs)
-            # Libraries take memory and choose kernels at a first call, which cannot be recorded.
+            # Libraries allocate memory and choose kernels at first, which cannot be recorded.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 outputs = self._work(*self._inputs)
@@ -107,7 +107,7 @@ class _Recording:
             own.copy_(given)
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            # Reward terms may work on the accelerator meanwhile, in threads of their own.
+            # Reward terms may use the accelerator in other threads meanwhile.
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 self._outputs = self._work(*self._inputs)
         self._graph.replay()
@@ -116,5 +116,5 @@ class _Recording:
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: libraries keep memory for every stream that they have worked on."""
+    """A single stream, because libraries keep memory for every stream they have worked on."""
     return torch.cuda.Stream(device)

@@ -1,4 +1,4 @@
-"""The stock forward pass as a token step, and the check that the fast one equals it."""
+"""The stock forward pass as a token step, and the choice of the fastest step that equals it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from glm_grpo.models.glm_image.fast.token_step import Finish, Step, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest difference of hidden states, as a fraction of the largest of them, by their type."""
+"""Largest difference of hidden states, as a fraction of the largest one, by their dtype."""
 
 _CHECKED_TOKENS = 3
-"""The first reads the prompt alone; the others also what was generated."""
+"""Tokens to compare. The first reads only the prompt; the others also generated tokens."""
 
 _CHECKED_PROMPTS = 2
-"""One of two is mostly padded, and there is little to be held twice."""
+"""Prompts to compare; of two, one is usually padded, and their second cache stays small."""
 
 _logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class StepBuilder(Protocol):
-    """Goes on from prefilled prompts; arguments as those of `TokenStep`."""
+    """Builds a step that continues prefilled prompts; arguments as in `TokenStep`."""
 
     def __call__(
         self,
@@ -42,14 +42,14 @@ class StepBuilder(Protocol):
         group_size: int,
         positions: Int64[Tensor, "3 P T"],
     ) -> Step:
-        """See there."""
+        """See `TokenStep`."""
         ...
 
 
 class StockStep(Step):
     """The model's own forward pass, one token of every sample at a time.
 
-    Slower than `TokenStep`, for whatever layers the model is made of. Arguments as there.
+    Slower than `TokenStep`, but works with any layers. Arguments as there.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ def choose_step(
     finish: Finish[Any],
     is_compiling: bool = False,
 ) -> StepBuilder:
-    """The fastest step that equals the stock one on these prompts; a word where none does.
+    """Choose the fastest step that equals the stock one on these prompts; warn if one does not.
 
     Args:
-        language_model: GLM-Image's, with or without adapters.
+        language_model: With or without adapters.
         inputs: P prompts.
-        cache: Filled by them; not changed.
+        cache: Prefilled with them; not changed.
         positions: Positions of the generated tokens, T for each prompt.
-        finish: What is made of every hidden state; a step that records it must be able to.
-        is_compiling: Whether a compiled step is tried where there is CUDA.
+        finish: Work on every hidden state, which a recorded step must be able to record.
+        is_compiling: Whether to try a compiled step on a CUDA device.
     """
     few = slice(0, _CHECKED_PROMPTS)
     some = PromptInputs(
@@ -160,7 +160,7 @@ def _difference(
             found, expected = ours(token_ids), theirs(token_ids)
             read_and_finish(token_ids, uniforms.to(token_ids.device))
         gap = float((found - expected).abs().max() / expected.abs().max())
-    # Layers of another version of the library, with other parts or of another form, or no compiler.
+    # Layers of another version of transformers, or no compiler.
     except Exception as error:
         return reason_of(error)
     return "" if gap <= TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"

@@ -11,26 +11,25 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 _LOWEST = -1e4
-"""Stands for -inf where a product with 0 must be 0: exp(-1e4) is 0 in fp32."""
+"""Replaces -inf where a product with 0 must be 0; exp(-1e4) is 0 in fp32."""
 
 CHUNK_ENTRIES = 2**24
-"""Logits made at once: 64 MB in fp32."""
+"""Logits per chunk: 64 MB in fp32."""
 
 TRAINED_CHUNK_ENTRIES = 2**25
-"""The same for a trained head, where fewer chunks are less to compute again: 1280 tokens of the
-published codebook are one chunk."""
+"""Logits per chunk for a trained head, where fewer chunks mean less to recompute: 1280 tokens of
+the published codebook are one chunk."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a distribution says of the tokens that were drawn.
+    """Scores of drawn tokens under a distribution.
 
     Attributes:
         log_probs: Natural logarithm of each token's probability; with gradient.
-        entropy: Entropy of the distribution at each token, nats; with gradient if asked for.
-        outside_codebook: What the head's other rows would have of the probability if they could be
-            drawn, too, in [0, 1): beside the entries that truncation left, where there is one;
-            without.
+        entropy: Entropy of the distribution at each token, nats; with gradient on request.
+        outside_codebook: Probability that the head's other rows would have if they could be drawn
+            too, beside the entries that truncation kept, in [0, 1); without gradient.
     """
 
     log_probs: Float32[Tensor, "*N"]
@@ -51,23 +50,23 @@ def score_tokens(
     """Log-probability and entropy of each token under softmax(hidden @ head.T / temperature).
 
     Equals the plain computation to rounding. Logits exist for at most `CHUNK_ENTRIES / V` tokens
-    at a time (`TRAINED_CHUNK_ENTRIES / V` where the head is trained), so memory does not grow with
-    the vocabulary. Where the head is frozen, the slope of each log-probability is kept, which is as
-    large as its hidden state; where it is trained, logits are computed again in the backward pass,
-    but for the last chunk's.
+    at a time (`TRAINED_CHUNK_ENTRIES / V` if the head is trained), so memory does not grow with
+    the vocabulary. With a frozen head, the slope of each log-probability is stored, which has the
+    size of its hidden state; with a trained head, the backward pass recomputes all logits except
+    those of the last chunk.
     Source: Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models
     (arXiv 2411.09009), section 4, without its kernels; gradients made in the forward pass, Hsu et
     al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2.
 
     Args:
         hidden_states: Output of the last layer, normalised.
-        head: Its weight; the gradient is of all rows, so that no copy of it is made.
+        head: Weight of the head; its gradient covers all rows, so that no copy is needed.
         token_ids: In 0..V-1.
-        codebook_size: V, the entries that can be drawn: the head's first.
+        codebook_size: V, the number of the head's first rows that can be drawn.
         temperature: > 0.
-        sampling_mask: Entries that truncation left; None for all.
-        has_entropy_gradient: Whether entropy has a gradient too: where the head is frozen, one
-            more slope a token is kept; where it is trained, all logits are computed again.
+        sampling_mask: Entries that truncation kept; None: all.
+        has_entropy_gradient: Give the entropy a gradient too. A frozen head then stores one more
+            slope per token; a trained one recomputes all logits.
     """
     scores = _Score.apply(
         hidden_states.flatten(0, -2),
@@ -91,7 +90,7 @@ def token_log_probs(
     temperature: float,
     sampling_mask: Bool[Tensor, "*N V"] | None = None,
 ) -> Float32[Tensor, "*N"]:
-    """The log-probabilities of `score_tokens` alone, without gradient; arguments as there."""
+    """Only the log-probabilities of `score_tokens`, without gradient; arguments as there."""
     flat, tokens = hidden_states.flatten(0, -2), token_ids.flatten()
     kept = None if sampling_mask is None else sampling_mask.flatten(0, -2)
     chunks = _Chunks(flat, head[:codebook_size], temperature, kept, CHUNK_ENTRIES)
@@ -136,10 +135,10 @@ class _Score(torch.autograd.Function):
             masses = chunks.exp(logits)
             total = masses.sum(dim=-1)
             log_sums[rows] = highest.squeeze(-1) + total.log()
-            # A product of its own: the codebook's logits stay what they are to the bit.
+            # A separate product, so that the codebook's logits stay equal to the bit.
             other_logits = torch.mm(hidden[rows], others.T).float() / temperature
             outside[rows] = torch.sigmoid(other_logits.logsumexp(dim=-1) - log_sums[rows])
-            # An entry of mass 0 adds nothing, also where its logit is -inf.
+            # An entry of mass 0 adds nothing, even if its logit is -inf.
             expected = torch.bmm(masses[:, None], logits.clamp_(min=_LOWEST)[..., None])
             entropy[rows] = total.log() - expected.flatten() / total
             if entropy_slopes is not None:
@@ -155,11 +154,11 @@ class _Score(torch.autograd.Function):
                 minus_p = masses.to(weight.dtype)
                 torch.addmm(own, minus_p, weight, beta=1.0 / temperature, out=slopes[rows])
             elif needs_head and not has_entropy_gradient and rows.stop == len(hidden):
-                # Two chunks' memory is then taken in the backward pass, as it is here.
+                # The backward pass then needs the memory of two chunks, as this one does.
                 last = _minus_one_hot(masses.div_(total[:, None]), token_ids[rows])
         log_probs -= log_sums
         if slopes is None:
-            # The view keeps a head alive that was gathered for the forward pass alone.
+            # The view keeps alive a head that was gathered only for the forward pass.
             ctx.save_for_backward(hidden, weight, token_ids, log_sums, sampling_mask, last, entropy)
         else:
             ctx.save_for_backward(slopes, entropy_slopes)
@@ -219,9 +218,9 @@ def _minus_one_hot(masses: Tensor, token_ids: Tensor) -> Tensor:
 
 
 class _Chunks:
-    """Logits of some tokens at a time, in memory that is taken once.
+    """Logits of some tokens at a time, in memory that is allocated once.
 
-    Taking and returning it for every chunk costs more time than what is computed in it.
+    Allocating it for every chunk takes longer than the computation.
     """
 
     def __init__(
@@ -235,20 +234,20 @@ class _Chunks:
         self._hidden, self._weight = hidden, weight
         self._temperature, self._sampling_mask = temperature, sampling_mask
         largest = max(1, entries // len(weight))
-        # Of one size: a product of few rows takes longer per row.
+        # Of equal size, because a product of few rows takes longer per row.
         num_chunks = max(1, math.ceil(len(hidden) / largest))
         self._size = max(1, math.ceil(len(hidden) / num_chunks))
         self._logits: Tensor | None = None
         self._masses: Tensor | None = None
 
     def rows(self) -> list[slice]:
-        """Rows of every chunk."""
+        """Rows of each chunk."""
         num_tokens = len(self._hidden)
         starts = range(0, num_tokens, self._size)
         return [slice(start, min(start + self._size, num_tokens)) for start in starts]
 
     def logits(self, rows: slice) -> Tensor:
-        """In fp32; until the next call."""
+        """Logits in fp32, valid until the next call."""
         if self._logits is None:
             self._logits = self._room(self._weight.dtype)
         room = self._logits[: rows.stop - rows.start]

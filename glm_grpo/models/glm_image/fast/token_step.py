@@ -1,8 +1,8 @@
 """One token of every sample: the language model's forward pass without its bookkeeping.
 
-The model's own forward makes masks, positions and growing caches anew for every token. Here they
-are made once or every few dozen tokens, and a prompt's keys and values are kept and read once for
-all samples of its group.
+The model's own forward builds masks, positions and growing caches again for every token. Here they
+are built once, or every few dozen tokens, and a prompt's keys and values are stored and read once
+for all samples of its group.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from glm_grpo.models.glm_image.fast.compiling import COMPILING
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
 _LARGEST_GROWTH = 64
-"""Tokens by which keys and values grow in CPU memory. All that there is room for is read at a step:
-with gaps between the rows that are read it took twice as long.
-"""
+"""Tokens by which keys and values grow in CPU memory. A step reads all allocated rows; reading only
+the written ones, with gaps between them, took twice as long."""
 _QKV = ("q_proj", "k_proj", "v_proj")
 _NORMS = (
     "input_layernorm",
@@ -37,19 +36,19 @@ _NORMS = (
 
 _Finished = TypeVar("_Finished")
 Finish = Callable[[Float[Tensor, "N D"], Float64[Tensor, " N"]], _Finished]
-"""Makes something of hidden states and a uniform number of every sample."""
+"""Work on the hidden states, and a uniform number per sample, that follows the step."""
 
 
 @runtime_checkable
 class Step(Protocol):
-    """Takes the next token of every sample; gives the hidden state that predicts the one after."""
+    """Reads one token per sample; returns the hidden states that predict the next one."""
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Reads a token of every sample."""
+        """Read one token per sample."""
         ...
 
     def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
-        """The step with what is made of its hidden states, as a function of tokens and uniforms."""
+        """The step followed by `finish`, as a function of tokens and uniforms."""
         return lambda token_ids, uniforms: finish(self(token_ids), uniforms)
 
 
@@ -57,8 +56,8 @@ class Step(Protocol):
 class _Layer:
     """A decoder layer with its cache.
 
-    P prompts of L tokens, N samples with room for S; K key/value heads of size d. Below, R queries
-    share a head.
+    P prompts of L tokens, N samples with memory for S tokens; K key/value heads of size d, each
+    shared by R queries.
     """
 
     scaling: float
@@ -73,14 +72,14 @@ class _Layer:
     values: Float[Tensor, "NK S d"]
 
     def grow(self, tokens: int) -> None:
-        """Makes room, which holds zeros."""
+        """Allocate memory for more tokens, filled with zeros."""
         self.keys = nn.functional.pad(self.keys, (0, 0, 0, tokens))
         self.values = nn.functional.pad(self.values, (0, 0, 0, tokens))
 
     def write(
         self, at: int | Tensor, *, keys: Float[Tensor, "N K d"], values: Float[Tensor, "N K d"]
     ) -> None:
-        """Those of one token of every sample."""
+        """Store keys and values of one token per sample."""
         for room, states in ((self.keys, keys), (self.values, values)):
             rows, heads, size = states.shape
             tokens = room.view(rows, heads, -1, size)
@@ -92,13 +91,13 @@ class _Layer:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tokens that are read now stand among the generated ones.
+    """Position of the current tokens among the generated ones.
 
     Attributes:
-        at: Their index; on the device, with one entry, where the same operations serve all.
-        turn: Cosine and sine of their positions.
-        width: Generated tokens that are looked at.
-        has_unwritten: Some of those are still to come, and masked.
+        at: Their index; a tensor on the device, with one entry, if the operations must not change.
+        turn: Cosine and sine of their rotary position.
+        width: Generated tokens that attention reads.
+        has_unwritten: Whether some of those are not written yet, and masked.
     """
 
     at: int | Tensor
@@ -108,18 +107,18 @@ class Place:
 
 
 class TokenStep(Step):
-    """Goes on from prefilled prompts, a token of every sample at a time.
+    """Continues prefilled prompts, one token of every sample at a time.
 
     Row i belongs to prompt i // group_size. Hidden states equal those of the model's own forward
     pass to rounding.
 
     Args:
-        language_model: GLM-Image's, with or without adapters.
+        language_model: With or without adapters.
         inputs: P prompts.
-        cache: What the model's forward pass over the prompts has filled.
-        group_size: G, samples of each prompt.
+        cache: Filled by the model's forward pass over the prompts.
+        group_size: G.
         positions: Positions of the generated tokens, T for each prompt.
-        is_compiled: Whether what a layer does before and after attention is compiled.
+        is_compiled: Whether to compile the parts of a layer before and after attention.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class TokenStep(Step):
         like = cache.layers[0].keys
         prompts, self._heads, _, size = like.shape
         num_tokens = positions.shape[-1]
-        # Measured on the CPU only; growing takes room for one layer more while it is copied.
+        # Growing pays on the CPU only, and needs memory for one more layer while that is copied.
         self._is_growing = like.device.type == "cpu"
         num_growths = math.ceil(num_tokens / _LARGEST_GROWTH) if self._is_growing else 1
         self._growth = math.ceil(num_tokens / num_growths)
@@ -165,7 +164,7 @@ class TokenStep(Step):
             table.transpose(0, 1).repeat_interleave(group_size, dim=1).unsqueeze(2).contiguous()
             for table in (cos, sin)
         )
-        # Rotating by halves is a swap of them once the sign stands in the sine.
+        # With the sign in the sine, rotating by halves is a swap of the halves.
         self._sin[..., : sin.shape[-1] // 2].neg_()
         self._embed = partial(nn.functional.embedding, weight=language_model.embed_tokens.weight)
         self._norm = _norm(language_model.norm)
@@ -176,7 +175,7 @@ class TokenStep(Step):
         self._unwritten = like.new_full((1, 1, num_growths * self._growth), -torch.inf)
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Takes the next token of every sample; the hidden state that predicts the one after it."""
+        """See `Step`."""
         if self._written % self._growth == 0:
             for layer in self._layers:
                 layer.grow(self._growth)
@@ -224,7 +223,7 @@ class TokenStep(Step):
         return mixed
 
     def _by_prompt(self, states: Float[Tensor, "NK R s"]) -> Float[Tensor, "PK GR s"]:
-        """Samples of a prompt side by side, so that its keys and values are read once."""
+        """Put the samples of a prompt side by side, so that its keys and values are read once."""
         rows, size = states.shape[1:]
         by_sample = states.view(-1, self._group_size, self._heads, rows, size)
         return by_sample.transpose(1, 2).reshape(-1, self._group_size * rows, size)
@@ -253,7 +252,7 @@ def _before(
 def _after(
     layer: _Layer, hidden: Float[Tensor, "N D"], mixed: Float[Tensor, "NK R d"]
 ) -> Float[Tensor, "N D"]:
-    """What follows attention in a layer."""
+    """The part of a layer after attention."""
     attended = layer.project["o_proj"](mixed.view(len(hidden), -1))
     hidden = hidden + layer.norm["post_self_attn_layernorm"](attended)
     normed = layer.norm["post_attention_layernorm"](hidden)
@@ -266,8 +265,8 @@ def _after(
 def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`_before` and `_after` compiled, for all layers of all rollouts.
 
-    Attention stays as it is: it writes to keys and values in place, of which a compiler might make
-    copies.
+    Attention is not compiled, because it writes keys and values in place, and a compiler might copy
+    them.
     """
     return torch.compile(_before, options=COMPILING), torch.compile(_after, options=COMPILING)
 
@@ -275,7 +274,7 @@ def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
 def _rotate(
     states: Float[Tensor, "N heads d"], cos: Float[Tensor, "N 1 r"], sin: Float[Tensor, "N 1 r"]
 ) -> Float[Tensor, "N heads d"]:
-    """By position; the first r of d."""
+    """Rotate the first r of d entries by position."""
     turned, kept = states, None
     if cos.shape[-1] < states.shape[-1]:
         turned, kept = states.tensor_split([cos.shape[-1]], dim=-1)
@@ -289,7 +288,7 @@ def _parts(owner: Any, names: Sequence[str]) -> list[nn.Module]:
 
 
 def _projections(layer: Any, dtype: torch.dtype) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The linear maps of a decoder layer by name, but those that `_side_by_side` has."""
+    """Linear maps of a decoder layer by name, except those of `_side_by_side`."""
     modules = {
         "o_proj": layer.self_attn.o_proj,
         "gate_up_proj": layer.mlp.gate_up_proj,
@@ -301,7 +300,7 @@ def _projections(layer: Any, dtype: torch.dtype) -> dict[str, Callable[[Tensor],
 def _side_by_side(
     modules: Sequence[nn.Module], dtype: torch.dtype
 ) -> Callable[[Tensor], list[Tensor]]:
-    """Linear maps of the same states; the first products of their adapters are one."""
+    """Linear maps of the same states, whose adapters share one first product."""
     factors = [each for module in modules if (each := half_factors(module, dtype)) is not None]
     if len(factors) < len(modules):
         maps = [_without_machinery(module, dtype) for module in modules]
@@ -333,12 +332,12 @@ def _adapted_together(
 
 
 def _without_machinery(module: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The same operations without that of modules, which takes as long as a product of few rows.
+    """The same operations without the overhead of modules, as long as a product of few rows.
 
-    Quantised weights have a forward of their own.
+    Quantised weights keep their own forward.
 
     Args:
-        dtype: Dtype of the states that it reads.
+        dtype: Dtype of the states it reads.
     """
     if type(module) is nn.Linear:
         return partial(nn.functional.linear, weight=module.weight, bias=module.bias)
@@ -377,13 +376,13 @@ def _adapted(
     dtype: torch.dtype,
     scaling: float,
 ) -> Tensor:
-    """What peft computes, in its order."""
-    # Added in place: the sum is rounded to the type of the result by the same operation.
+    """Compute what peft does, in its order."""
+    # Added in place, so that the same operation rounds the sum to the dtype of the result.
     return base(states).add_(up(down(states.to(dtype))).mul_(scaling))
 
 
 def _norm(module: Any) -> Callable[[Tensor], Tensor]:
-    """The model's root-mean-square norm, in few operations where rounding allows it."""
+    """The model's root-mean-square norm, in few operations if rounding allows it."""
     weight = module.weight
     size = len(weight)
     if weight.dtype != torch.float32:
@@ -393,7 +392,7 @@ def _norm(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _normalise_rounded(states: Tensor, *, weight: Tensor, epsilon: float) -> Tensor:
-    """As the model does it, and replay: rounded before it is multiplied by the weight."""
+    """Like the model and replay: round before multiplying by the weight."""
     return nn.functional.rms_norm(states, weight.shape, eps=epsilon).mul_(weight)
 
 
