@@ -1,4 +1,4 @@
-"""`glm-grpo rescore`: print and show what other weights would have made of a run."""
+"""`glm-grpo rescore`: show what other reward weights would have changed in a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glm_grpo.studio.rescore.rescore import rescore
 
 
 def rescore_run(run: Path, overrides: Sequence[str]) -> Path:
-    """Prints the change, and writes a page of it whose path is returned.
+    """Print the changes and write a page of them; returns its path.
 
     Raises:
         ConfigError: An override cannot be used, or changes nothing.

@@ -1,4 +1,4 @@
-"""The change with other weights, for the terminal and as a page."""
+"""Show a rescoring in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -21,31 +21,23 @@ _LONGEST_PROMPT = 36
 
 
 def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -> None:
-    """Print what there is to say of a rescoring: groups, terms and images.
-
-    Args:
-        console: Where to.
-        folder: The run.
-    """
+    """Print the tables of a rescoring: groups, terms and images."""
     for table in (*_list_tables(rescoring), *_image_tables(rescoring)):
         console.print(table)
     images = [image for _, some in _moved(rescoring) for image in some]
     if images:
-        # Whole, however narrow the terminal: a path is there to be copied.
+        # Unbroken, however narrow the terminal, so that the path can be copied.
         line = f"images on the page: {len(images)}; the first: {folder.path / images[0].image}"
         console.print(Text(printable(line)), soft_wrap=True)
 
 
 def write_rescoring(folder: RunFolder, rescoring: Rescoring) -> Path:
-    """Write `rescore/index.html`: the tables, and the images that gain and those that lose most.
+    """Write `rescore/index.html`: the tables, and the images that gain and that lose most.
 
-    The page of a run that cannot be written to goes to `outputs/rescore/<name of the run>/`.
-
-    Args:
-        folder: The run.
+    The page of a read-only run goes to `outputs/rescore/<name of the run>/`.
 
     Returns:
-        The path of the page.
+        Path of the page.
 
     Raises:
         StorageError: The page cannot be written.
@@ -89,7 +81,7 @@ def _write(folder: RunFolder, rescoring: Rescoring, directory: Path) -> Path:
 
 
 def _moved(rescoring: Rescoring) -> list[tuple[str, Sequence[MovedImage]]]:
-    """Images that gain most and that lose most, where there are any."""
+    """Images that gain most, and images that lose most, if there are any."""
     moved = (("gain", rescoring.gaining), ("lose", rescoring.losing))
     return [(change, images) for change, images in moved if images]
 
@@ -117,7 +109,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
             f"images {rescoring.images}, groups {groups}, steps {rescoring.steps}",
             ("what", "change"),
             (
-                # `rescore` raises where this is not so.
+                # Otherwise `rescore` has raised.
                 ("totals and advantages with the run's own weights", "as stored, to the bit"),
                 *(
                     (change.key, f"{change.before} to {change.after}")
@@ -162,7 +154,7 @@ def _image_tables(rescoring: Rescoring) -> list[Table]:
 
 
 def _without_middle(prompt: str) -> str:
-    """Prompts of a set often begin alike, and differ at their ends."""
+    """Shorten a prompt in the middle, because prompts of a set often begin alike."""
     if len(prompt) <= _LONGEST_PROMPT:
         return prompt
     half = _LONGEST_PROMPT // 2

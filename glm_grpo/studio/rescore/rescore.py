@@ -27,7 +27,7 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
 from rewards.audit.audit import describe_rare_terms
-from rewards.problems import Problem, describe_problems, known_keys
+from rewards.problems import Problem, describe_problems, known_keys, nearest_keys
 from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
 from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
@@ -43,11 +43,6 @@ _CHANGEABLE_IN_WORDS = (
     "<name>=WEIGHT, reward.terms.<name>.std_floor, reward.combine and, of the images' advantages, "
     "advantage.normalization, .std_floor and .clip"
 )
-_LEAST_SIMILARITY = 0.75
-"""Similarity of two keys, by difflib, below which one is no misspelling of the other. Most of a key
-is its sections, which many keys share."""
-_LEAST_SIMILARITY_OF_NAMES = 0.6
-"""The same of a single name, such as that of a term: two letters that changed places in three."""
 
 SHOWN_DECIMALS = 2
 """Decimals of an advantage in a table."""
@@ -58,9 +53,10 @@ _MOVED_IMAGES = 8
 def winner_changes(
     before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
 ) -> Bool[Tensor, " P"]:
-    """Whether none of a group's best images is among its best any more.
+    """Whether none of a group's best images is still among its best.
 
-    Totals within `FLAT_TOLERANCE` of the highest count as best: a flat group has no winner to lose.
+    Totals within `FLAT_TOLERANCE` of the highest count as best, so a flat group has no single
+    winner.
     """
     return ~(_is_best(before) & _is_best(after)).any(dim=1)
 
@@ -68,15 +64,15 @@ def winner_changes(
 def kendall_taus(
     before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
 ) -> Float32[Tensor, " P"]:
-    """Kendall's tau-b of each group; NaN where a group is flat before or after.
+    """Kendall's tau-b of each group; NaN if a group is flat before or after.
 
     With C pairs in the same order, D in the opposite one, N all pairs and T those tied:
 
         tau_b = (C - D) / sqrt((N - T_before) (N - T_after))
 
     Source: Kendall, The treatment of ties in ranking problems, Biometrika 33 (1945). Totals that
-    differ by no more than `FLAT_TOLERANCE` of the group's largest are tied, as in the report's
-    scoring.js; for scipy's `kendalltau` only equal ones are.
+    differ by at most `FLAT_TOLERANCE` times the group's largest are tied; scipy's `kendalltau` ties
+    only equal ones.
     """
     order_before, order_after = _pair_orders(before), _pair_orders(after)
     agreement = (order_before * order_after).sum(dim=1, dtype=torch.float64)
@@ -90,7 +86,7 @@ def _is_best(totals: Float32[Tensor, "P G"]) -> Bool[Tensor, "P G"]:
 
 
 def _pair_orders(totals: Float32[Tensor, "P G"]) -> Int8[Tensor, "P pairs"]:
-    """1, -1 or 0 for every pair of a group: which of the two is higher, or neither."""
+    """1 or -1 for every pair of a group, by which of the two is higher; 0 for a tie."""
     first, second = torch.triu_indices(totals.shape[1], totals.shape[1], offset=1)
     differences = totals[:, first] - totals[:, second]
     is_tied = differences.abs() <= _tolerance(totals)
@@ -103,11 +99,7 @@ def _tolerance(totals: Float32[Tensor, "P G"]) -> Float32[Tensor, "P 1"]:
 
 @dataclass(frozen=True)
 class SettingChange:
-    """One key that was set to something else.
-
-    Attributes:
-        key: Dotted, as in the config.
-    """
+    """A config key with a new value."""
 
     key: str
     before: object
@@ -116,11 +108,10 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class TermChange:
-    """One term under the run's weights and under the others.
+    """A term under the run's weights and under the new ones.
 
     Attributes:
-        share_before: Share of the variance inside groups; see `rewards.reweigh.advantage_shares`.
-        share_after: The same in the rescoring.
+        share_before: Share of the variance within groups, see `rewards.reweigh.advantage_shares`.
     """
 
     name: str
@@ -132,11 +123,10 @@ class TermChange:
 
 @dataclass(frozen=True)
 class MovedImage:
-    """One image and what the other weights would have made of it.
+    """An image with its advantage under both sets of weights.
 
     Attributes:
-        step: In which it was sampled.
-        prompt: The caption.
+        step: Step in which it was sampled.
         sample: Its number in the group.
         image: Path relative to the run folder.
     """
@@ -152,23 +142,22 @@ class MovedImage:
 
 @dataclass(frozen=True)
 class Rescoring:
-    """A run's rollouts under other weights, beside what they were.
+    """A run's rollouts under other weights, compared with its own.
 
     Attributes:
-        changes: What was set to something else; empty for the run's own weights.
+        changes: Changed keys; empty for the run's own weights.
         steps: Number of steps with a rollout.
-        groups: Number of groups, one a step and prompt.
+        groups: Number of groups, one per step and prompt.
         images: Number of images.
-        changed_winners: Groups in which none of the best images is among the best any more.
-        rank_correlation: Kendall's tau-b of the totals, mean over the groups that are flat neither
-            before nor after; None where there is no such group.
-        ranked_groups: The number of those groups.
-        flat_before: Groups whose images all had the same total, and so taught nothing.
-        flat_after: The same in the rescoring.
-        terms: One a term, in the order of the R axis.
-        gaining: Images that gain most advantage, the most first; those whose advantage changes by
-            less than the two decimals it is shown with are left out.
-        losing: Images that lose most advantage, likewise.
+        changed_winners: Number of groups in which no best image is still among the best.
+        rank_correlation: Kendall's tau-b of the totals, averaged over the groups that are flat
+            neither before nor after; None if there is no such group.
+        ranked_groups: Number of those groups.
+        flat_before: Number of groups whose images had equal totals.
+        terms: Terms in the order of the R axis.
+        gaining: Images that gain the most advantage, in descending order; those whose advantage
+            stays the same to two decimals are left out.
+        losing: Images that lose the most advantage, likewise.
         rare_terms: Lines on terms that apply to few of the prompts.
     """
 
@@ -202,17 +191,17 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     """The config of a run with other weights, another combination or other advantages.
 
     Args:
-        overrides: `key=value` with the keys `reward.terms.<name>.weight` and `.std_floor`,
-            `reward.combine`, `advantage.normalization`, `.std_floor` and `.clip`, written as for
-            train.py; `<name>=0.5` is `reward.terms.<name>.weight=0.5`.
+        overrides: `key=value` as for train.py, with the keys `reward.terms.<name>.weight` and
+            `.std_floor`, `reward.combine`, `advantage.normalization`, `.std_floor` and `.clip`;
+            `<name>=0.5` means `reward.terms.<name>.weight=0.5`.
 
     Raises:
-        ConfigError: A key is another one, names a term the run did not score, or a value is
+        ConfigError: Rescoring cannot change a key, the run did not score a term, or a value is
             refused.
     """
     values: dict[str, Any] = config.model_dump(mode="json")
-    # What is only tried out harms no policy: a watched term may be weighted, and one that uses
-    # the picture alone may stand by itself.
+    # No policy is trained here: a watched term may have a weight, and a term that uses only the
+    # image may be the only one.
     values["reward"] |= {"watch": [], "allow_untied": True}
     problems = []
     for override in _with_whole_weights(overrides, config):
@@ -230,11 +219,10 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
 def list_changes(
     config: Config, other: Config, overrides: Sequence[str]
 ) -> tuple[SettingChange, ...]:
-    """What overrides set to something else than the run had.
+    """Keys whose value the overrides change.
 
     Args:
-        other: The same with the overrides, see `override_weighing`.
-        overrides: `key=value`; a key that keeps its value is left out.
+        other: Result of `override_weighing`.
     """
     before, after = config.model_dump(mode="json"), other.model_dump(mode="json")
     whole = _with_whole_weights(overrides, config)
@@ -245,7 +233,7 @@ def list_changes(
 
 def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
     whole = write_out_weights(overrides)
-    # Without a weight, a term counts as little as without being there.
+    # A term without weight counts as little as an absent one.
     nulls = {f"reward.terms.{name}=null": name for name in config.reward.terms}
     return [f"reward.terms.{nulls[word]}.weight=0" if word in nulls else word for word in whole]
 
@@ -278,8 +266,7 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
         *(f"reward.terms.{name}.{option}" for name, option in terms),
         *(f"advantage.{option}" for option in _OF_IMAGES),
     ]
-    similarity = _LEAST_SIMILARITY if "." in key else _LEAST_SIMILARITY_OF_NAMES
-    nearest = difflib.get_close_matches(key, keys, n=1, cutoff=similarity)
+    nearest = nearest_keys(key, keys)
     return f"did you mean {nearest[0]}?" if nearest else f"use one of {_CHANGEABLE_IN_WORDS}"
 
 
@@ -302,7 +289,7 @@ def _look_up(values: Mapping[str, Any], key: str) -> object:
 
 @dataclass(frozen=True)
 class _Scored:
-    """Rollouts under one config."""
+    """Rollouts scored under one config."""
 
     table: RewardTable
     totals: Float32[Tensor, "P G"]
@@ -311,25 +298,24 @@ class _Scored:
 
 
 def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
-    """Totals, advantages and shares of a run's rollouts had it been weighted in another way.
+    """Compute totals, advantages and shares of a run's rollouts under other weights.
 
-    First everything is computed with the run's own config and held against what it stored.
+    First computes everything with the run's own config, and checks that it equals the stored values
+    to the bit.
 
     Args:
-        folder: The run.
-        overrides: `key=value`, see `override_weighing`; none for the run's own weights.
+        overrides: `key=value`, see `override_weighing`; none: the run's own weights.
 
     Raises:
         ConfigError: An override is refused, or leaves a prompt without a total.
-        CheckpointError: The folder holds no run.
-        StorageError: There is no rollout, a table is damaged, or what it stored does not follow
-            from its raw scores and the run's config.
+        CheckpointError: The folder contains no run.
+        StorageError: There is no rollout, a table is damaged, or its values do not follow from its
+            raw scores and the run's config.
     """
     config = read_config(folder)
     other = override_weighing(config, overrides)
     group_size = config.rollout.group_size
     stored = read_rollouts(folder, tuple(config.reward.terms), group_size=group_size)
-    _check_every_prompt_had_a_total(folder, stored.groups, config)
     before = _score(stored, config)
     _check_as_stored(folder, stored, before)
     _check_every_prompt_has_a_total(stored.groups, other)
@@ -355,7 +341,7 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
 
 
 def _describe_rare_terms(groups: StoredGroups, config: Config) -> list[str]:
-    # A prompt is sampled at many steps, and counts once.
+    # A prompt counts once, although many steps sample it.
     rows = dict(zip(groups.prompt_ids, groups.is_applicable.tolist(), strict=True))
     counts = dict(zip(groups.names, map(sum, zip(*rows.values(), strict=True)), strict=True))
     weights = config.reward.weights()
@@ -363,7 +349,7 @@ def _describe_rare_terms(groups: StoredGroups, config: Config) -> list[str]:
 
 
 def _score(stored: StoredRollouts, config: Config) -> _Scored:
-    """As training did."""
+    """Compute what training does."""
     reward, advantage = config.reward, config.advantage
     floors = {name: term.std_floor for name, term in reward.terms.items()}
     table = stored.groups.weigh(reward.weights(), floors)
@@ -393,7 +379,7 @@ def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored)
         ("total", stored.totals, scored.totals),
         ("advantage", stored.advantages, scored.advantages),
     ):
-        # Bits, so that NaN equals itself and 0 is not -0.
+        # As bits, so that NaN equals itself and 0 differs from -0.
         differs = found.view(torch.int32) != expected.view(torch.int32)
         is_other = differs.any(dim=1)
         for row in is_other.nonzero().flatten()[:1].tolist():
@@ -406,27 +392,10 @@ def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored)
             )
 
 
-def _first_without_total(groups: StoredGroups, config: Config) -> list[int]:
-    """The first group of whose terms none has a weight; empty where there is none."""
+def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> None:
     weights = torch.tensor(list(config.reward.weights().values()))
     has_total = (groups.is_applicable & (weights != 0)).any(dim=1)
-    rows: list[int] = (~has_total).nonzero().flatten()[:1].tolist()
-    return rows
-
-
-def _check_every_prompt_had_a_total(
-    folder: RunFolder, groups: StoredGroups, config: Config
-) -> None:
-    for row in _first_without_total(groups, config):
-        path = folder.rollout_path(int(groups.steps[row]))
-        raise StorageError(
-            f"{path}: prompt {groups.prompt_ids[row]} has no score of a term with a weight in the "
-            "run's config.yaml. The table or the config was changed; restore the originals"
-        )
-
-
-def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> None:
-    for row in _first_without_total(groups, config):
+    for row in (~has_total).nonzero().flatten()[:1].tolist():
         applicable = zip(groups.names, groups.is_applicable[row].tolist(), strict=True)
         names = [name for name, is_applicable in applicable if is_applicable]
         raise ConfigError(
@@ -439,7 +408,7 @@ def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> Non
 def _term_changes(
     config: Config, other: Config, before: _Scored, after: _Scored
 ) -> tuple[TermChange, ...]:
-    # Weights as they were set: those of a table are rounded to float32.
+    # Weights of the config, because those of the table are rounded to float32.
     columns = zip(
         before.table.names,
         config.reward.weights().values(),
@@ -454,12 +423,12 @@ def _term_changes(
 def _find_moved(
     groups: StoredGroups, before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
 ) -> tuple[tuple[MovedImage, ...], tuple[MovedImage, ...]]:
-    """Images that gain most advantage, and those that lose most, as far as that is to be seen."""
+    """Images that gain and that lose the most advantage, if the shown decimals change."""
     changes = (after.double() - before.double()).flatten()
     shown = 10**SHOWN_DECIMALS
     is_seen = ((before.double() * shown).round() != (after.double() * shown).round()).flatten()
     changes = changes.where(is_seen, 0.0)
-    # Stable: of equal changes, the first image is named first.
+    # Stable, so that of equal changes the first image comes first.
     upwards, downwards = changes.argsort(stable=True), (-changes).argsort(stable=True)
     gaining = [row for row in downwards[:_MOVED_IMAGES].tolist() if changes[row] > 0]
     losing = [row for row in upwards[:_MOVED_IMAGES].tolist() if changes[row] < 0]
