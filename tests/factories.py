@@ -82,8 +82,8 @@ class NoPolicy(Policy):
     dtype = torch.float32
     network = torch.nn.Identity()
 
-    def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
-        return height * width // 1024
+    def tokens_per_image(self, batch: PromptBatch) -> int:
+        return batch.height * batch.width // 1024
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
         return batch

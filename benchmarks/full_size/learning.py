@@ -106,7 +106,7 @@ def _experience(policy: GlmImagePolicy, batch: PromptBatch) -> Experience:
     """Random tokens, with log-probabilities as if this policy had sampled them."""
     generator = torch.Generator().manual_seed(0)
     prompts, group_size = len(batch.prompts), batch.group_size
-    tokens = policy.tokens_per_image(batch.height, batch.width)
+    tokens = policy.tokens_per_image(batch)
     shape = (prompts, group_size, tokens)
     rollout = Rollout(
         token_ids=torch.randint(policy.codebook_size, shape, generator=generator),

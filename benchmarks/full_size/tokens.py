@@ -49,7 +49,7 @@ def _measure(bench: Bench, *, is_compiling: bool, patched: tuple[str, ...] = ())
         seconds = seconds_of(partial(policy.sample, batch), device)
         gap = _replay_gap(policy, batch)
     read = policy.encode(batch).attention_mask.sum(dim=1).float().mean()
-    tokens = policy.tokens_per_image(scale.side, scale.side)
+    tokens = policy.tokens_per_image(batch)
     sizes = SequenceSizes(
         prompts=scale.prompts,
         group_size=scale.group_size,

@@ -64,9 +64,7 @@ def export_model(
         min_p=config.rollout.min_p,
         decode_steps=config.decode.steps,
         guidance_scale=config.decode.guidance_scale,
-        outside_codebook=note(
-            policy.tokens_per_image(height, width, has_preview=config.data.sources == 0)
-        ),
+        outside_codebook=note,
         license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
         training=training,
         prompt=_example_prompt(config),

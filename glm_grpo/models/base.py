@@ -48,12 +48,12 @@ class Policy(PolicyForUpdate, Protocol):
         """Dtype of the weights."""
         ...
 
-    def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
-        """T for an image of `height` x `width` pixels; edits are generated without a preview."""
+    def tokens_per_image(self, batch: PromptBatch) -> int:
+        """T, the number of tokens of each image of a batch."""
         ...
 
-    def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
-        """Which places of the picture each of the T tokens draws, for credit by place."""
+    def token_places(self, batch: PromptBatch) -> TokenPlaces:
+        """Which places of an image each of its T tokens draws, for credit by place."""
         ...
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
@@ -84,16 +84,16 @@ class Policy(PolicyForUpdate, Protocol):
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
         *,
-        has_preview: bool = True,
+        num_sources: int = 0,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
         """Encode pictures as token grids that the decoder turns back into them.
 
         Args:
             pixels: RGB, 0..255, of a size that can be generated.
-            has_preview: Whether the grids have a preview; False for edits.
-            preview: Tokens of the preview, which the decoder does not read: zeros, those of the
-                picture scaled down to the preview's size, or the nearest target tokens.
+            num_sources: Number of source pictures; above 0 the grids are those of edits.
+            preview: How to make tokens that the model draws before those of the picture, if it
+                does; see `anchor.preview`. The decoder does not read them.
         """
         ...
 

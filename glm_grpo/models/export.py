@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,8 @@ class StockSettings:
         top_k: Top-k of token sampling; None: not truncated.
         top_p: Top-p of token sampling; None: not truncated.
         min_p: Min-p of token sampling; None: not truncated.
-        outside_codebook: Note on tokens outside the codebook, which stock sampling does not
-            exclude; empty: not measured.
+        outside_codebook: Returns a note on tokens outside the codebook, which stock sampling does
+            not exclude, given the number of tokens per image; empty: not measured.
         license: Hub name of the base's licence; None: unknown.
         training: Sections of the card, in Markdown, on training and its results.
         prompt: Prompt of the card's example, for generation or editing.
@@ -48,7 +49,7 @@ class StockSettings:
     min_p: float | None
     decode_steps: int
     guidance_scale: float
-    outside_codebook: str
+    outside_codebook: Callable[[int], str]
     license: str | None
     training: str
     prompt: str

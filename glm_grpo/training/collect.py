@@ -129,8 +129,7 @@ def _places(models: Models, batch: PromptBatch, config: Config) -> TokenPlaces |
     """Places of the tokens; None with credit by image."""
     if config.advantage.credit == "image":
         return None
-    has_preview = batch.num_sources == 0
-    return models.policy.token_places(batch.height, batch.width, has_preview=has_preview)
+    return models.policy.token_places(batch)
 
 
 def _refill(

@@ -223,7 +223,7 @@ def sampling_size(batch: PromptBatch, policy: Policy) -> str:
     """Describe the work of a rollout."""
     return (
         f"{len(batch.prompts)} prompts x {batch.group_size} images of {batch.height} x "
-        f"{batch.width} pixels, {tokens_per_image(batch, policy)} tokens each"
+        f"{batch.width} pixels, {policy.tokens_per_image(batch)} tokens each"
     )
 
 
@@ -237,14 +237,8 @@ def replay_size(batch: PromptBatch, policy: Policy, rows: int) -> str:
     images = len(batch.prompts) * batch.group_size
     return (
         f"{min(rows, images)} of {images} images at a time, "
-        f"{tokens_per_image(batch, policy)} tokens each and those of the prompt"
+        f"{policy.tokens_per_image(batch)} tokens each and those of the prompt"
     )
-
-
-def tokens_per_image(batch: PromptBatch, policy: Policy) -> int:
-    """Tokens per image, T."""
-    has_preview = batch.num_sources == 0
-    return policy.tokens_per_image(batch.height, batch.width, has_preview=has_preview)
 
 
 def _describe_remedy(phase: MemoryPhase) -> str:

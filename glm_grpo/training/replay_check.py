@@ -12,7 +12,6 @@ import torch
 
 from glm_grpo.errors import SelfCheckError
 from glm_grpo.models.base import Policy
-from glm_grpo.training.phase import tokens_per_image
 from glm_grpo.types import Experience
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -48,7 +47,7 @@ def check_replay(policy: Policy, experience: Experience, *, rows: int) -> Replay
             much.
     """
     batch, rollout = experience.prompts, experience.rollout
-    num_tokens = tokens_per_image(batch, policy)
+    num_tokens = policy.tokens_per_image(batch)
     if rollout.token_ids.shape[-1] != num_tokens:
         raise SelfCheckError(
             f"a grid has {rollout.token_ids.shape[-1]} tokens; {batch.height} x {batch.width} "

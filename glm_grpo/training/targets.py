@@ -39,17 +39,15 @@ def tokenize_targets(
     """
     places = [place for place, prompt in enumerate(batch.prompts) if prompt.target is not None]
     rows = places or [0]
-    has_preview = batch.num_sources == 0
     if places:
         targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
         size = f"one target image of {batch.height} x {batch.width} pixels at a time"
         with models.phase("sources", size, clock):
             token_ids = models.policy.tokenize_pictures(
-                torch.stack(targets), has_preview=has_preview, preview=preview
+                torch.stack(targets), num_sources=batch.num_sources, preview=preview
             )
     else:
-        tokens = models.policy.tokens_per_image(batch.height, batch.width, has_preview=has_preview)
-        token_ids = torch.zeros(1, tokens, dtype=torch.long)
+        token_ids = torch.zeros(1, models.policy.tokens_per_image(batch), dtype=torch.long)
     return TargetTokens(
         prompts=replace(prompts_at(batch, torch.tensor(rows)), group_size=1),
         token_ids=token_ids,

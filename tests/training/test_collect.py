@@ -228,7 +228,7 @@ class RoundCounter(NoPolicy):
     def is_reference(self) -> bool:
         return self._is_reference
 
-    def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
+    def token_places(self, batch: PromptBatch) -> TokenPlaces:
         return token_places((Grid(1, 3),), Grid(1, 3))
 
     def sample(self, batch: PromptBatch, **others: Any) -> Rollout:

@@ -39,13 +39,13 @@ def test_anchor_weight_goes_from_first_to_last_in_equal_steps(
 class Tokenizer(NoPolicy):
     """One token each for preview and target: whether there is a preview, and the picture's mean."""
 
-    def tokenize_pictures(self, pixels, *, has_preview=True, preview="zeros"):
+    def tokenize_pictures(self, pixels, *, num_sources=0, preview="zeros"):
         self.preview = preview
         grey = pixels.float().mean(dim=(1, 2, 3)).long()
-        return torch.stack([torch.full_like(grey, int(has_preview)), grey], dim=1)
+        return torch.stack([torch.full_like(grey, int(num_sources == 0)), grey], dim=1)
 
-    def tokens_per_image(self, height, width, *, has_preview=True):
-        return 2 if has_preview else 1
+    def tokens_per_image(self, batch):
+        return 2 if batch.num_sources == 0 else 1
 
 
 def make_examples(*greys: int | None, sources: int = 0) -> tuple[TargetTokens, Tokenizer]:

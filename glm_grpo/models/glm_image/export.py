@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from glm_grpo.models.export import README, StockSettings, describe_sampling
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.token_grid import token_layout
 
 _ADAPTER, _PIPELINE = "Adapter of the language model", "Pipeline"
 
@@ -76,12 +77,15 @@ def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
 
 
 def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
+    has_preview = settings.num_sources == 0
+    layout = token_layout(settings.height, settings.width, has_preview=has_preview)
+    outside_codebook = settings.outside_codebook(layout.num_tokens)
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
         f"The run was trained at {settings.height} x {settings.width}.",
         "`generation_config.json` sets how tokens are sampled: as the run did "
         f"({describe_sampling(settings)}), whatever the base model has.",
-        *([settings.outside_codebook] if settings.outside_codebook else []),
+        *([outside_codebook] if outside_codebook else []),
     ]
     imports = ""
     if what == _ADAPTER:

@@ -189,16 +189,16 @@ class GlmImagePolicy:
         shape = (len(batch.prompts), batch.num_sources)
         return replace(batch, source_token_ids=ids.unflatten(0, shape))
 
-    def tokens_per_image(self, height: int, width: int, *, has_preview: bool = True) -> int:
+    def tokens_per_image(self, batch: PromptBatch) -> int:
         """See `Policy`."""
-        return token_layout(height, width, has_preview=has_preview).num_tokens
+        return batch_layout(batch).num_tokens
 
-    def token_places(self, height: int, width: int, *, has_preview: bool = True) -> TokenPlaces:
+    def token_places(self, batch: PromptBatch) -> TokenPlaces:
         """See `Policy`; a place is a target token.
 
         A preview token draws several places, or part of one.
         """
-        layout = token_layout(height, width, has_preview=has_preview)
+        layout = batch_layout(batch)
         preview, target = Grid(*layout.preview), Grid(*layout.target)
         return token_places((preview, target), target)
 
@@ -225,12 +225,12 @@ class GlmImagePolicy:
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
         *,
-        has_preview: bool = True,
+        num_sources: int = 0,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
         """See `Policy`. `encode` follows FlashAR (arXiv 2605.09430)."""
         target = picture_tokens(self.model, self.processor, pixels, is_any_size=True)
-        layout = token_layout(*pixels.shape[-2:], has_preview=has_preview)
+        layout = token_layout(*pixels.shape[-2:], has_preview=num_sources == 0)
         if layout.num_preview == 0:
             return target
         if preview == "encode":

@@ -246,7 +246,7 @@ def _decode_targets(
         return of_targets, of_tokens, torch.zeros(0, 3, batch.height, batch.width).byte()
     targets = torch.stack([prompt.target for prompt in batch.prompts if prompt.target is not None])
     with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
-        token_ids = models.policy.tokenize_pictures(targets, has_preview=batch.num_sources == 0)
+        token_ids = models.policy.tokenize_pictures(targets, num_sources=batch.num_sources)
     some = prompts_at(batch, torch.tensor(rows))
     images, decoded = decode_and_score(models, some, token_ids.unsqueeze(1))
     with models.phase("reward", decoding_size(some)):

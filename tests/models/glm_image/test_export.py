@@ -55,7 +55,7 @@ def settings(random_pipeline_folder):
         min_p=None,
         decode_steps=2,
         guidance_scale=1.25,
-        outside_codebook="",
+        outside_codebook=lambda tokens: "",
         license="mit",
         training="## How it was trained\n",
         prompt='a red sign that says "OPEN"',

@@ -34,9 +34,7 @@ def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(polic
     large = torch.nn.functional.interpolate(
         targets.float(), [side, side], mode="bicubic", antialias=True
     )
-    expected = policy.tokenize_pictures(
-        large.round().clamp(0, 255).to(torch.uint8), has_preview=False
-    )
+    expected = policy.tokenize_pictures(large.round().clamp(0, 255).to(torch.uint8), num_sources=1)
     assert torch.equal(of["encode"][:, :n], expected)
 
 
