@@ -38,8 +38,7 @@ from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
-from glm_grpo.models.planning import LanguageWork
-from glm_grpo.plan.floors import SequenceSizes, update_flops
+from glm_grpo.plan.floors import LanguageWork, SequenceSizes, update_flops
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable

@@ -14,7 +14,7 @@ from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import model_settings
-from glm_grpo.plan.floors import SequenceSizes, update_flops
+from glm_grpo.plan.floors import SequenceSizes, language_work, update_flops
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -62,7 +62,7 @@ class _Learner:
         )
         settings = model_settings(config, is_on_accelerator=bench.is_on_accelerator)
         self._flops = update_flops(
-            scale.planner.language_work(settings),
+            language_work(scale.planner.language, settings),
             sizes,
             updates=1,
             is_full=False,

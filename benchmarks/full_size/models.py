@@ -17,7 +17,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from glm_grpo.models.glm_image.meta import PartConfigs
+from glm_grpo.models.glm_image.planner import PartConfigs
 from glm_grpo.tiny.models import (
     PolicySizes,
     build_glyph_tokenizer,

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,8 +16,12 @@ from diffusers import GlmImagePipeline
 from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config, compose_config
-from glm_grpo.models.glm_image.memory import GlmImagePlanner
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
+from glm_grpo.models.glm_image.planner import (
+    PUBLISHED_ID,
+    GlmImagePlanner,
+    PartConfigs,
+    read_part_configs,
+)
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.types import PromptBatch
@@ -30,13 +34,6 @@ WORDS = ("OPEN", "OPEN DAILY", "OPEN DAILY FROM NINE TO FIVE")
 
 Rows: TypeAlias = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
 """Rows of a section: their names, and functions that measure them."""
-
-
-class _Planner(GlmImagePlanner):
-    """Counts only once: that takes seconds, during which the card would be idle."""
-
-    language_work = cache(GlmImagePlanner.language_work)
-    decoder_flops = cache(GlmImagePlanner.decoder_flops)
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Scale:
     @cached_property
     def planner(self) -> GlmImagePlanner:
         """Plans bytes and operations of the model."""
-        return _Planner(self.configs)
+        return GlmImagePlanner(self.configs)
 
     @property
     def torch_dtype(self) -> torch.dtype:

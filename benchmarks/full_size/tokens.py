@@ -13,7 +13,7 @@ from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.fit import model_settings
-from glm_grpo.plan.floors import SequenceSizes, rollout_floor
+from glm_grpo.plan.floors import SequenceSizes, language_work, rollout_floor
 from glm_grpo.types import PromptBatch
 
 _ADAPTERS = "glm_grpo.models.glm_image.adapters.half_factors"
@@ -57,7 +57,7 @@ def _measure(bench: Bench, *, is_compiling: bool, patched: tuple[str, ...] = ())
         tokens=tokens,
     )
     settings = model_settings(bench.config(), is_on_accelerator=bench.is_on_accelerator)
-    floor = rollout_floor(scale.planner.language_work(settings), sizes, bench.speed)
+    floor = rollout_floor(language_work(scale.planner.language, settings), sizes, bench.speed)
     return {
         "samples": sizes.images,
         "tokens": tokens,

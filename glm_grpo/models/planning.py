@@ -174,51 +174,98 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
-class LanguageWork:
-    """Work of the language model per token.
+class LanguageShape:
+    """Sizes of a trained language model; every layer is alike.
 
     Attributes:
-        layer_entries: Entries of all matrices of all layers; every token is multiplied by each.
-        head_entries: Entries of the head's rows that can be sampled; used only for generated
-            tokens.
-        attention_width: Layers x query heads x head size.
-        read_bytes: Bytes of all weights that a token step reads: all but the token embedding, of
-            which it only looks up rows.
-        cache_bytes: Bytes of the keys and values of one token.
+        layers: Number of decoder layers.
+        width: Size of a hidden state, D.
+        mlp_width: Size of the states between the two maps of an MLP, M.
+        heads: Query heads of a layer.
+        kv_heads: Key and value heads of a layer.
+        head_size: Size of a head's queries, keys and values.
+        matrices: Inputs and outputs of each matrix of a layer, all of which adapters change.
+        layer_vectors: Entries of each other tensor of a layer.
+        outside: Entries of each tensor outside the layers, the token embedding first.
+        unread: Entries of `outside` that a token step does not read, such as the embedding.
+        drawn: Number of codes that can be drawn, V.
+        stored_states: States of size D that a layer stores per token for the backward pass, with
+            adapters and in fp32.
     """
 
-    layer_entries: int
-    head_entries: int
-    attention_width: int
-    read_bytes: int
-    cache_bytes: int
+    layers: int
+    width: int
+    mlp_width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    matrices: tuple[tuple[int, int], ...]
+    layer_vectors: tuple[int, ...]
+    outside: tuple[int, ...]
+    unread: int
+    drawn: int
+    stored_states: int
+
+    @property
+    def layer_entries(self) -> int:
+        """Entries of the matrices of all layers, by each of which every token is multiplied."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.matrices)
+
+    @property
+    def head_entries(self) -> int:
+        """Entries of the head's rows that can be drawn; used only for generated tokens."""
+        return self.drawn * self.width
+
+    @property
+    def attention_width(self) -> int:
+        """Layers x query heads x head size."""
+        return self.layers * self.heads * self.head_size
+
+    def adapter_entries(self, rank: int) -> int:
+        """Entries of the adapters of all layers."""
+        return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.matrices)
+
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_size * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class PartBytes:
+    """Weights of one part of a model.
+
+    Attributes:
+        size: Bytes of all weights and buffers.
+        pinned: Bytes in pinned CPU memory, where torch rounds each tensor up to a power of two.
+    """
+
+    size: int
+    pinned: int
 
 
 @runtime_checkable
 class Planner(Protocol):
-    """Computes what runs of one model need, from its configs alone."""
+    """Knows the sizes of one model from its configs alone; `plan_memory` adds them up."""
 
-    def plan(
-        self,
-        model: ModelSettings,
-        sizes: BatchSizes,
-        scorers: ScorerSizes,
-        offload: Offload,
-        *,
-        evaluation: BatchSizes | None = None,
-        processes: Parallelism = UNDIVIDED,
-    ) -> MemoryPlan:
-        """Plan the memory of a run, or of each of its processes, by phase.
+    @property
+    def language(self) -> LanguageShape:
+        """Sizes of the language model."""
+        ...
 
-        Args:
-            model: How the policy is loaded and trained.
-            sizes: Sizes of this process's part of a step.
-            scorers: Weights of the reward terms.
-            offload: What waits in CPU memory; has no effect without an accelerator, nor for shards
-                of the policy, which are never moved.
-            evaluation: What an evaluation samples and decodes at once; None: no evaluation.
-            processes: Processes that train together.
-        """
+    def vision(self, dtype: torch.dtype) -> PartBytes:
+        """Weights that turn pictures into tokens."""
+        ...
+
+    def decoder(self, dtype: torch.dtype, quantization: Quantization) -> PartBytes:
+        """Weights of the decoder."""
+        ...
+
+    def decode_bytes(self, sizes: BatchSizes, model: ModelSettings) -> int:
+        """Peak bytes of decoding one group, besides weights."""
+        ...
+
+    def sources_bytes(self, sizes: BatchSizes, dtype: torch.dtype) -> int:
+        """Peak bytes of encoding one picture as tokens, besides weights."""
         ...
 
     def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
@@ -229,13 +276,6 @@ class Planner(Protocol):
         self, captions: Sequence[str], *, height: int, width: int
     ) -> int | None:
         """Tokens of the longest caption with the chat template; None without a tokenizer."""
-        ...
-
-    def language_work(self, model: ModelSettings) -> LanguageWork:
-        """Work per token of the language model as a run loads it.
-
-        Adapters count among the bytes read, but their operations are not counted.
-        """
         ...
 
     def decoder_flops(self, height: int, width: int) -> tuple[int, int]:

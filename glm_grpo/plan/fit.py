@@ -18,6 +18,7 @@ from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import PromptSource, evaluated_at_once
 from glm_grpo.errors import ConfigError, MemoryLimitError
 from glm_grpo.models.base import DTYPES, Quantization
+from glm_grpo.models.memory import plan_memory
 from glm_grpo.models.planning import (
     UNDIVIDED,
     BatchSizes,
@@ -199,7 +200,8 @@ class ConfigPlanner:
             of(config, prompt_tokens=self._prompt_tokens, processes=self._processes.count)
             for of in (batch_sizes, evaluation_sizes)
         )
-        return self._planner.plan(
+        return plan_memory(
+            self._planner,
             model_settings(config, is_on_accelerator=self._is_on_accelerator),
             sizes,
             scorer_sizes(config.reward.terms.values()),

@@ -14,7 +14,14 @@ import torch
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
-from glm_grpo.models.planning import BatchSizes, LanguageWork, MemoryPlan, Planner
+from glm_grpo.models.memory import read_bytes
+from glm_grpo.models.planning import (
+    BatchSizes,
+    LanguageShape,
+    MemoryPlan,
+    ModelSettings,
+    Planner,
+)
 from glm_grpo.plan.devices import DeviceSpeed, find_device
 from glm_grpo.plan.fit import PROMPT_TOKENS, batch_sizes, model_settings
 from glm_grpo.training.metrics import StepWork
@@ -39,6 +46,37 @@ class SequenceSizes:
     def images(self) -> int:
         """Number of images, P * G."""
         return self.prompts * self.group_size
+
+
+@dataclass(frozen=True)
+class LanguageWork:
+    """Work of the language model per token.
+
+    Attributes:
+        layer_entries: Entries of all matrices of all layers; every token is multiplied by each.
+        head_entries: Entries of the head's rows that can be drawn; used only for generated tokens.
+        attention_width: Layers x query heads x head size.
+        read_bytes: Bytes of all weights that a token step reads: all but the token embedding, of
+            which it only looks up rows.
+        cache_bytes: Bytes of the keys and values of one token.
+    """
+
+    layer_entries: int
+    head_entries: int
+    attention_width: int
+    read_bytes: int
+    cache_bytes: int
+
+
+def language_work(language: LanguageShape, model: ModelSettings) -> LanguageWork:
+    """Work per token as a run loads the model; operations of adapters are not counted."""
+    return LanguageWork(
+        layer_entries=language.layer_entries,
+        head_entries=language.head_entries,
+        attention_width=language.attention_width,
+        read_bytes=read_bytes(language, model),
+        cache_bytes=language.cache_bytes(model.dtype),
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +223,8 @@ def _language(
     config: Config, planner: Planner, sizes: BatchSizes
 ) -> tuple[LanguageWork, SequenceSizes]:
     read, generated = planner.sequence_tokens(sizes)
-    return planner.language_work(model_settings(config, is_on_accelerator=True)), SequenceSizes(
+    work = language_work(planner.language, model_settings(config, is_on_accelerator=True))
+    return work, SequenceSizes(
         prompts=sizes.prompts, group_size=sizes.group_size, prompt_tokens=read, tokens=generated
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from glm_grpo.builders.models import build_planner
 from glm_grpo.config import compose_config
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID
+from glm_grpo.models.glm_image.planner import PUBLISHED_ID
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
 
@@ -21,7 +21,6 @@ def planner():
     return ConfigPlanner(build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "gigabytes"), [("", 16), ("", 24), ("", 80), ("edit_", 24), ("edit_", 80)]
 )
@@ -30,7 +29,6 @@ def test_config_of_a_card_leaves_room_on_it(planner, name, gigabytes):
     assert planner.plan(config).peak <= ROOM * gigabytes * 10**9
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [4, 8])
 def test_full_fine_tuning_leaves_room_on_4_or_8_cards(count):
     processes = Parallelism(count, is_sharded=True, is_mixed=True)

@@ -10,7 +10,6 @@ import torch
 from glm_grpo.builders.models import build_planner, model_path
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, to_yaml
-from glm_grpo.models.glm_image.meta import MetaMemory
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.command import describe_seconds, floor_lines
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
@@ -150,30 +149,6 @@ def test_advise_offers_no_4_bits_on_the_cpu():
     advice = planner.advise(_compose(*LEAST, adapter), 1000)
     assert advice.overrides == ()
     assert advice.describe(1000).endswith("makes it fit, nor do all of them together")
-
-
-def test_plan_of_any_size_takes_as_many_operations(shallow_folder, monkeypatch):
-    sizes = ("rollout.prompts_per_step=8192", "rollout.group_size=512", "rollout.height=256")
-    counts = []
-    stock = MetaMemory.__torch_dispatch__
-
-    def counted(*arguments):
-        counts[-1] += 1
-        return stock(*arguments)
-
-    monkeypatch.setattr(MetaMemory, "__torch_dispatch__", counted)
-    peaks = []
-    for overrides in ((), sizes):
-        planner = ConfigPlanner(
-            build_planner(str(shallow_folder)), prompt_tokens=64, is_on_accelerator=True
-        )
-        counts.append(0)
-        peaks.append(planner.plan(_compose(*overrides)).peak)
-    few, many = counts
-    # Twice the token step where prompts are too many to be read at once.
-    assert few > 0
-    assert many < 3 * few
-    assert peaks[1] > 100 * peaks[0]
 
 
 def test_scorer_sizes_are_those_of_the_networks():

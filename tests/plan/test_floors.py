@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from glm_grpo.models.planning import LanguageWork
 from glm_grpo.plan.devices import DEVICES, DeviceSpeed, find_device
 from glm_grpo.plan.floors import (
+    LanguageWork,
     SequenceSizes,
     decode_flops,
     rollout_floor,

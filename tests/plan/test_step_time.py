@@ -3,9 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glm_grpo.models.glm_image.memory import GlmImagePlanner
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID, PartConfigs, read_part_configs
+from glm_grpo.models.glm_image.planner import (
+    PUBLISHED_ID,
+    GlmImagePlanner,
+    PartConfigs,
+    read_part_configs,
+)
 from glm_grpo.models.planning import ModelSettings
+from glm_grpo.plan.floors import language_work
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
 
 FULL = ModelSettings(
@@ -59,14 +64,13 @@ def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
     sizes = PolicySizes(codebook=64, layers=2)
     model = build_policy_model(seed=0, sizes=sizes)
     configs = PartConfigs(model.config.to_dict(), {}, {}, {})
-    work = GlmImagePlanner(configs).language_work(FULL)
+    work = language_work(GlmImagePlanner(configs).language, FULL)
     inner, head = model.model.language_model, model.lm_head.weight
     embedding = inner.embed_tokens.weight.numel()
     weights = sum(parameter.numel() for parameter in inner.parameters())
-    buffers = sum(buffer.numel() for buffer in inner.buffers())
     assert work.head_entries == 64 * sizes.hidden_size
     assert len(head) > 64
-    assert work.read_bytes == 4 * (weights + buffers - embedding + work.head_entries)
+    assert work.read_bytes == 4 * (weights - embedding + work.head_entries)
     vectors = sum(p.numel() for p in inner.parameters() if p.dim() == 1)
     assert work.layer_entries == weights - embedding - vectors
     assert work.attention_width == 2 * sizes.hidden_size
@@ -74,7 +78,7 @@ def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
 
 def test_language_work_of_the_published_model_has_its_sizes():
     bf16 = replace(FULL, dtype=torch.bfloat16, adapter_rank=32)
-    work = GlmImagePlanner(read_part_configs(PUBLISHED_ID)).language_work(bf16)
+    work = language_work(GlmImagePlanner(read_part_configs(PUBLISHED_ID)).language, bf16)
     # 8.847 B less 0.69 B of the embedding, and 95 M entries of adapters, read in bf16.
     assert work.layer_entries == pytest.approx(8.16e9, rel=1e-3)
     assert work.read_bytes == pytest.approx(2 * (8.225e9 + 95e6), rel=1e-3)

@@ -19,8 +19,12 @@ from glm_grpo.models.glm_image.loading import (
     check_target_size,
     load_pipeline,
 )
-from glm_grpo.models.glm_image.memory import GlmImagePlanner
-from glm_grpo.models.glm_image.meta import PUBLISHED_ID, read_part_configs, trained_side
+from glm_grpo.models.glm_image.planner import (
+    PUBLISHED_ID,
+    GlmImagePlanner,
+    read_part_configs,
+    trained_side,
+)
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
 from glm_grpo.models.glm_image.sampling import Truncation

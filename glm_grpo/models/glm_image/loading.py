@@ -13,13 +13,13 @@ from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.base import NO_QUANTIZATION, Quantization, ReservedTokens
-from glm_grpo.models.glm_image.meta import build_part, read_part_configs
 from glm_grpo.models.glm_image.model_folder import (
     check_files,
     check_tokenizers,
     damage_named,
     read_object,
 )
+from glm_grpo.models.glm_image.planner import build_part, read_part_configs
 from glm_grpo.models.glm_image.prompt_inputs import source_tokens
 from glm_grpo.models.glm_image.quantization import (
     hold_in_8_bits,

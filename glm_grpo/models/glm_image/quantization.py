@@ -17,12 +17,6 @@ KEPT_MODULES = ("lm_head", "model.visual", "model.vqmodel")
 """Modules to keep unquantised: the head, because it computes the scores, and the vision tower,
 because it is small. The token embedding is not a matrix product and stays as well."""
 
-BLOCK = 64
-"""Matrix entries that share a scale; the default of bitsandbytes for 4 bits."""
-
-SCALES_BLOCK = 256
-"""Number of 8-bit scales that share a scale (double quantisation)."""
-
 STORED_IN_8_BITS = torch.float8_e4m3fn
 """Dtype with 4 exponent bits and 3 mantissa bits."""
 

@@ -23,11 +23,9 @@ from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.network import PolicyNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
+from glm_grpo.models.memory import PREFILLED_AT_ONCE
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
-
-PREFILLED_AT_ONCE = 8
-"""Prompts per forward pass."""
 
 
 @dataclass(frozen=True)

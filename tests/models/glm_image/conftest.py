@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import GlmImagePipeline
 
-from glm_grpo.models.glm_image.meta import read_part_configs
+from glm_grpo.models.glm_image.planner import read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.tiny import models, world
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout

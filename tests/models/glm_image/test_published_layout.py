@@ -9,7 +9,7 @@ import torch
 
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
-from glm_grpo.models.glm_image.meta import (
+from glm_grpo.models.glm_image.planner import (
     PUBLISHED_ID,
     build_part,
     read_part_configs,

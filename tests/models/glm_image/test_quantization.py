@@ -16,10 +16,10 @@ from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.loading import load_pipeline
-from glm_grpo.models.glm_image.memory import build_meta_policy
-from glm_grpo.models.glm_image.meta import module_bytes, read_part_configs
+from glm_grpo.models.glm_image.planner import GlmImagePlanner, part_bytes, read_part_configs
 from glm_grpo.models.glm_image.sampling import prefill
 from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
+from glm_grpo.models.memory import language_tensors, trained_bytes
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.models.planning import ModelSettings
 
@@ -42,7 +42,7 @@ def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pi
     token_ids = torch.randint(512, (2, 3, 272), generator=torch.Generator().manual_seed(0))
     held = load_pipeline(folder, dtype=torch.float32, quantization=FLOAT8)
     rounded = copy.deepcopy(loaded_pipeline)
-    plain_bytes = module_bytes([rounded.transformer])
+    plain_bytes = part_bytes([rounded.transformer]).size
     in_8_bits = dict(held.transformer.named_parameters())
     for name, weight in rounded.transformer.named_parameters():
         weight.data = weight.data.to(in_8_bits[name].dtype).float()
@@ -58,7 +58,7 @@ def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pi
     assert (pixels.int() - plain).abs().max() > 5
     assert held.transformer.transformer_blocks[0].ff.net[2].weight.dtype == torch.float8_e4m3fn
     # Norms with what modulates them, the first and the last layer keep 4 bytes a weight.
-    assert module_bytes([held.transformer]) < 0.5 * plain_bytes
+    assert part_bytes([held.transformer]).size < 0.5 * plain_bytes
 
 
 def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
@@ -192,10 +192,12 @@ def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, adapted_p
         is_on_accelerator=True,
         quantization=NF4,
     )
-    _, planned = build_meta_policy(read_part_configs(folder), settings)
+    language = GlmImagePlanner(read_part_configs(folder)).language
+    planned = sum(language_tensors(language, settings)) + trained_bytes(language, settings)
     policy = adapted_policy(pipeline_in_4_bits)
+    weights = [weight for module in policy.modules() for weight in module.parameters()]
     beside = sum(each.nbytes for weight in held.parameters() for each in scales(weight))
-    assert module_bytes(planned.modules()) == module_bytes(policy.modules()) + beside
+    assert planned == sum(weight.nbytes for weight in weights) + beside
 
 
 def _down_projection(pipeline):

@@ -1,0 +1,449 @@
+"""Plan the memory of a run by phase, from the sizes of a model.
+
+Weights, gradients, optimizer state and caches follow from shapes. Activations are counted in states
+per token, with factors that were measured once by running GLM-Image on torch's meta device (LOG.md,
+"Memory plan by formula"). Not counted are the activations of the scorers, scratch space inside
+operations, memory that a caching allocator cannot use between its blocks, and the program with its
+libraries in CPU memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from glm_grpo.models.offload import NEEDED
+from glm_grpo.models.planning import (
+    OVERHEAD_BYTES,
+    PHASES,
+    UNDIVIDED,
+    BatchSizes,
+    LanguageShape,
+    MemoryItem,
+    MemoryPlan,
+    ModelSettings,
+    Offload,
+    Parallelism,
+    PartBytes,
+    Planner,
+    ScorerSizes,
+)
+
+PREFILLED_AT_ONCE = 8
+"""Prompts per forward pass of a rollout."""
+CHUNK_ENTRIES = 2**24
+"""Logits that replay computes at once: 64 MB in fp32. Twice as many if the head is trained."""
+
+_FLOAT32, _HALF = 4, 2
+_IN_HALF, _IN_FULL = 4, 4
+"""Further states of size D that a layer stores per token: in 16 bits, because norms compute in
+fp32; and if its matrices are trained."""
+_AT_HEAD = 9.5
+"""States of size D per token between the last layer and the log-probabilities."""
+_IN_BACKWARD = 11
+"""States of size D per token during the backward pass of one layer."""
+_WITHOUT_GRADIENT = 4
+"""States of size D, and of size M, per token in a layer that stores nothing."""
+_CHUNK_BYTES = 8.5
+"""Bytes per entry of a chunk of logits: in the model's dtype, in fp32, and their exponentials."""
+_DRAWN_BYTES = 40
+"""Bytes per code while a token is drawn: logits, log-probs, and their sums in fp64."""
+
+BLOCK, SCALES_BLOCK = 64, 256
+"""Matrix entries that share an 8-bit scale in 4 bits, and scales that share a scale."""
+_TABLES = 16 + 256 + 1
+"""fp32 numbers of each matrix in 4 bits: both tables of values, and the mean of its scales."""
+
+
+def plan_memory(
+    planner: Planner,
+    model: ModelSettings,
+    sizes: BatchSizes,
+    scorers: ScorerSizes,
+    offload: Offload,
+    *,
+    evaluation: BatchSizes | None = None,
+    processes: Parallelism = UNDIVIDED,
+) -> MemoryPlan:
+    """Plan the memory of a run, or of each of its processes, by phase.
+
+    Args:
+        planner: Sizes of the model.
+        model: How the policy is loaded and trained.
+        sizes: Sizes of this process's part of a step.
+        scorers: Weights of the reward terms.
+        offload: What waits in CPU memory; has no effect without an accelerator, nor for shards of
+            the policy, which are never moved.
+        evaluation: What an evaluation samples and decodes at once; None: no evaluation.
+        processes: Processes that train together.
+    """
+    language = planner.language
+    is_offloading = offload != "none" and model.is_on_accelerator
+    is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
+    shards = shard_bytes(language, model, processes) if processes.is_sharded else None
+    trained = trained_bytes(language, model)
+    update = _update_bytes(planner, model, sizes, shards)
+    reads_pictures = sizes.num_sources > 0 or sizes.reads_targets
+    vision = planner.vision(model.dtype)
+    parts = [
+        *(_policy_parts(language, model) if shards is None else []),
+        *([_Part("vision tower and VQ", "vision", vision)] if reads_pictures else []),
+        *_reference_parts(language, model),
+        _Part("decoder", "decoder", planner.decoder(model.dtype, model.quantization)),
+        _Part("scorers", "rewards", PartBytes(scorers.movable, scorers.movable)),
+    ]
+    unused = 0 if reads_pictures else vision.size
+    state = 2 * (trained if shards is None else shards.trained)
+    # DDP joins gradients in copies that it keeps.
+    is_copying = processes.count > 1 and not processes.is_sharded
+    items = [
+        *([] if shards is None else _shard_items(shards, update)),
+        *[_weights_item(part, is_offloading) for part in parts],
+        MemoryItem("scorers on the CPU", {}, cpu=scorers.on_cpu),
+        MemoryItem("vision tower and VQ", {}, cpu=unused),
+        _state_item(state, is_moved=is_state_moved),
+        MemoryItem("gradients", {"update": update.gradients}),
+        MemoryItem("gradient buckets", _always(trained if is_copying else 0)),
+        *_batch_items(planner, model, sizes, evaluation or sizes, update),
+        MemoryItem("experience", {}, cpu=_experience_bytes(planner, sizes)),
+    ]
+    moving = parts if is_offloading else []
+    loading = _cpu_at_start(parts, language, model, shards, is_offloading=is_offloading)
+    return MemoryPlan(
+        items=tuple(item for item in items if item.cpu or any(item.by_phase.values())),
+        phases=PHASES if reads_pictures else PHASES[1:],
+        is_on_accelerator=model.is_on_accelerator,
+        overhead=OVERHEAD_BYTES if model.is_on_accelerator else 0,
+        cpu_at_start=loading + unused + scorers.on_cpu,
+        moved_in=sum(part.bytes.size for part in moving) + is_state_moved * state,
+        moved_out=sum(part.trained for part in moving) + is_state_moved * state,
+    )
+
+
+def pinned(sizes: Sequence[int]) -> int:
+    """Bytes in pinned CPU memory, where torch rounds each tensor up to a power of two."""
+    return sum(1 << (size - 1).bit_length() for size in sizes if size)
+
+
+def language_tensors(language: LanguageShape, model: ModelSettings) -> list[int]:
+    """Bytes of each weight of the language model and its head, without adapters."""
+    matrices = [inputs * outputs for inputs, outputs in language.matrices]
+    others = [*language.layer_vectors * language.layers, *language.outside]
+    if model.quantization.language is None:
+        others += matrices * language.layers
+        return [entries * model.dtype.itemsize for entries in others]
+    return [
+        *(size for entries in matrices * language.layers for size in bytes_in_4_bits(entries)),
+        *(entries * model.dtype.itemsize for entries in others),
+    ]
+
+
+def bytes_in_4_bits(entries: int) -> tuple[int, int, int]:
+    """Bytes of a matrix in 4 bits, its scales, and their scales and tables, as in bitsandbytes."""
+    blocks = math.ceil(entries / BLOCK)
+    singles = math.ceil(blocks / SCALES_BLOCK) + _TABLES
+    return math.ceil(entries / 2), blocks, _FLOAT32 * singles
+
+
+def trained_bytes(language: LanguageShape, model: ModelSettings) -> int:
+    """Bytes of all trained weights; gradients take as much, the optimizer's moments twice that."""
+    if model.adapter_rank is None:
+        return sum(language_tensors(language, model))
+    return _FLOAT32 * language.adapter_entries(model.adapter_rank)
+
+
+def read_bytes(language: LanguageShape, model: ModelSettings) -> int:
+    """Bytes of all weights that a token step reads, adapters in the model's dtype."""
+    read = sum(language_tensors(language, model)) - language.unread * model.dtype.itemsize
+    if model.adapter_rank is not None:
+        read += language.adapter_entries(model.adapter_rank) * model.dtype.itemsize
+    return read
+
+
+def rollout_bytes(
+    planner: Planner, model: ModelSettings, sizes: BatchSizes
+) -> tuple[int, int, int]:
+    """Bytes of sampling: the prompts' cache, the samples' cache, and the rest at the peak.
+
+    The peak is either at reading the prompts, at joining their caches, which are copied if there
+    are more than `PREFILLED_AT_ONCE`, or at the last token.
+    """
+    language, item = planner.language, model.dtype.itemsize
+    read, tokens = planner.sequence_tokens(sizes)
+    a_token = language.cache_bytes(model.dtype)
+    prompts, samples = sizes.prompts * read * a_token, sizes.images * tokens * a_token
+    at_once = min(sizes.prompts, PREFILLED_AT_ONCE) * read
+    # A product with a matrix in 4 bits holds it in full.
+    unpacked = 0
+    if model.quantization.language is not None:
+        unpacked = max(inputs * outputs for inputs, outputs in language.matrices) * item
+    reading = _WITHOUT_GRADIENT * (language.width + language.mlp_width) * item * at_once + unpacked
+    joining = prompts if sizes.prompts > PREFILLED_AT_ONCE else 0
+    adapters = 0
+    if model.adapter_rank is not None:
+        adapters = language.adapter_entries(model.adapter_rank) * item
+    # Scores for prompt and generated tokens, both concatenated, their softmax in fp32, in the
+    # model's dtype, and split again.
+    scores = language.heads * (read + tokens) * (4 * item + _FLOAT32)
+    drawing = adapters + unpacked + sizes.images * (_DRAWN_BYTES * language.drawn + scores)
+    peak = max(prompts + reading, prompts + joining, prompts + samples + drawing)
+    return prompts, samples, max(0, peak - prompts - samples)
+
+
+def update_activations(planner: Planner, model: ModelSettings, sizes: BatchSizes) -> int:
+    """Peak bytes of replay and backward pass, besides weights, gradients and optimizer state."""
+    language, item = planner.language, model.dtype.itemsize
+    read, generated = planner.sequence_tokens(sizes)
+    rows, length = sizes.micro_batch_size, read + generated - 1
+    tokens, is_full = rows * length, model.adapter_rank is None
+    states = language.stored_states + _IN_HALF * (item == _HALF) + _IN_FULL * is_full
+    stored = states * language.width + _WITHOUT_GRADIENT * language.mlp_width
+    stored += 2 * language.kv_heads * language.head_size
+    # A micro-batch that can contain prompts of different lengths needs a mask, and with a mask
+    # every query head has its own keys and values.
+    if sizes.prompts > 1 and sizes.group_size % rows != 0:
+        stored += 2 * (language.heads - language.kv_heads) * language.head_size + length
+    a_layer = stored * item * tokens
+    a_state = language.width * item * tokens
+    kept = language.layers * (a_state if model.is_checkpointing else a_layer)
+    backward = _IN_BACKWARD * a_state + model.is_checkpointing * a_layer
+    chunk = min(CHUNK_ENTRIES * (1 + is_full), rows * generated * language.drawn)
+    head = _AT_HEAD * a_state + _CHUNK_BYTES * chunk
+    peak = kept + max(backward, head)
+    if sizes.is_truncated:
+        peak += rows * generated * language.drawn
+    if is_full:
+        # The gradient of a weight exists beside the sum it is added to.
+        peak += max(language.outside) * item
+    return int(peak)
+
+
+def _optimizer_bytes(language: LanguageShape, model: ModelSettings) -> int:
+    """Scratch space of an optimizer step: of all weights at once on an accelerator."""
+    trained = trained_bytes(language, model)
+    if model.is_on_accelerator:
+        return trained
+    largest = max(language.outside) * model.dtype.itemsize
+    return largest if model.adapter_rank is None else trained // language.layers
+
+
+@dataclass(frozen=True)
+class ShardBytes:
+    """Bytes of the policy in each process.
+
+    Attributes:
+        frozen: Weights that are not trained.
+        trained: Trained weights; their gradients take as much, their moments twice as much.
+        whole: All weights together, in the dtype of computation.
+        layer: Weights of one layer, likewise.
+        root: Weights outside the layers: embedding, head and last norm.
+        upcast: All weights in CPU memory before they are sharded.
+        widening: Factor by which gradients grow on their way to the other processes: 1, or 2 if 16
+            bits become 32.
+    """
+
+    frozen: int
+    trained: int
+    whole: int
+    layer: int
+    root: int
+    upcast: int
+    widening: int
+
+
+def shard_bytes(
+    language: LanguageShape, model: ModelSettings, processes: Parallelism
+) -> ShardBytes:
+    """Shard the policy over the processes, layer by layer."""
+    item = _HALF if processes.is_mixed else model.dtype.itemsize
+    kept = _FLOAT32 if processes.is_mixed else item
+    rank = model.adapter_rank
+    base = language.layer_entries + language.layers * sum(language.layer_vectors)
+    outside = sum(language.outside)
+    adapters = 0 if rank is None else language.adapter_entries(rank)
+    trained = adapters * _FLOAT32 if rank is not None else (base + outside) * kept
+    frozen = 0 if rank is None else (base + outside) * item
+    layers = base * item + adapters * (_HALF if processes.is_mixed else _FLOAT32)
+    return ShardBytes(
+        frozen=math.ceil(frozen / processes.count),
+        trained=math.ceil(trained / processes.count),
+        whole=layers + outside * item,
+        layer=layers // language.layers,
+        root=outside * item,
+        upcast=trained + frozen,
+        widening=_FLOAT32 // _HALF if processes.is_mixed else 1,
+    )
+
+
+@dataclass(frozen=True)
+class UpdateBytes:
+    """Bytes of the update phase, besides weights that are always there.
+
+    Attributes:
+        whole: Weights and gradients that are gathered for a moment; 0 without shards.
+    """
+
+    gradients: int
+    whole: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All three together."""
+        return self.gradients + self.whole + self.activations
+
+
+def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> UpdateBytes:
+    """Largest of three moments: reading the reference, a backward pass, and the end of that.
+
+    During a layer's backward pass, the next layer's weights are fetched, and the previous layer's
+    gradients are sent to the other processes. Weights outside the layers are whole from the forward
+    pass on; their gradients leave at the end, when no activations remain.
+
+    Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, of torch 2.15.
+
+    Args:
+        scoring: Activations without gradient.
+        backward: Activations of a backward pass.
+    """
+    layer, root, on_their_way = shards.layer, shards.root, shards.widening
+    in_flight = 2 * layer + layer + on_their_way * layer + root
+    at_the_end = root + root + on_their_way * (root + layer)
+    return max(
+        UpdateBytes(0, shards.whole, scoring),
+        UpdateBytes(shards.trained, in_flight, backward),
+        UpdateBytes(shards.trained, at_the_end, 0),
+        key=lambda moment: moment.total,
+    )
+
+
+def _update_bytes(
+    planner: Planner, model: ModelSettings, sizes: BatchSizes, shards: ShardBytes | None
+) -> UpdateBytes:
+    language = planner.language
+    backward = update_activations(planner, model, sizes)
+    if shards is None:
+        activations = max(backward, _optimizer_bytes(language, model))
+        return UpdateBytes(trained_bytes(language, model), 0, activations)
+    read, generated = planner.sequence_tokens(sizes)
+    tokens = sizes.micro_batch_size * (read + generated - 1)
+    a_token = _WITHOUT_GRADIENT * (language.width + language.mlp_width)
+    scoring = a_token * model.dtype.itemsize * tokens
+    return update_on_shards(shards, scoring=scoring, backward=backward)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Modules that move together, the parts of `NEEDED` they belong to, and the trained bytes."""
+
+    name: str
+    needs: str
+    bytes: PartBytes
+    trained: int = 0
+
+
+def _policy_parts(language: LanguageShape, model: ModelSettings) -> list[_Part]:
+    """Frozen weights and adapters, or the whole policy if it is trained in full."""
+    weights, trained = language_tensors(language, model), trained_bytes(language, model)
+    rank = model.adapter_rank
+    if rank is None:
+        held = PartBytes(sum(weights), pinned(weights))
+        return [_Part("language model and head", "policy", held, trained)]
+    factors = [rank * size * _FLOAT32 for pair in language.matrices for size in pair]
+    held = PartBytes(sum(weights), pinned([*weights, *factors * language.layers]))
+    adapters = PartBytes(trained, 0)
+    return [
+        _Part("language model and head", "policy", held),
+        _Part("adapters", "policy", adapters, trained),
+    ]
+
+
+def _reference_parts(language: LanguageShape, model: ModelSettings) -> list[_Part]:
+    """A frozen copy, if there are no adapters to switch off."""
+    if not model.needs_reference or model.adapter_rank is not None:
+        return []
+    weights = language_tensors(language, model)
+    return [_Part("reference copy", "reference", PartBytes(sum(weights), pinned(weights)))]
+
+
+def _batch_items(
+    planner: Planner,
+    model: ModelSettings,
+    sizes: BatchSizes,
+    evaluation: BatchSizes,
+    update: UpdateBytes,
+) -> Iterator[MemoryItem]:
+    """What the images of a step, or of an evaluation, need besides weights."""
+    prompts, samples, rest = max(
+        (rollout_bytes(planner, model, each) for each in (sizes, evaluation)), key=sum
+    )
+    largest = replace(sizes, group_size=max(sizes.group_size, evaluation.group_size))
+    reads_pictures = sizes.num_sources > 0 or sizes.reads_targets
+    activations = {
+        "sources": planner.sources_bytes(sizes, model.dtype) if reads_pictures else 0,
+        "rollout": rest,
+        "decode": planner.decode_bytes(largest, model),
+        "update": update.activations,
+    }
+    yield MemoryItem("cache of the prompts", {"rollout": prompts})
+    yield MemoryItem("cache of the samples", {"rollout": samples})
+    yield MemoryItem("activations", activations)
+
+
+def _weights_item(part: _Part, is_offloading: bool) -> MemoryItem:
+    if not is_offloading:
+        return MemoryItem(part.name, _always(part.bytes.size))
+    phases = [phase for phase, needed in NEEDED.items() if part.needs in needed]
+    return MemoryItem(part.name, dict.fromkeys(phases, part.bytes.size), cpu=part.bytes.pinned)
+
+
+def _shard_items(shards: ShardBytes, update: UpdateBytes) -> list[MemoryItem]:
+    together = dict.fromkeys(("rollout", "decode", "reward"), shards.whole)
+    return [
+        MemoryItem("policy, own shards", _always(shards.frozen + shards.trained)),
+        MemoryItem("policy, put together", {**together, "update": update.whole}),
+    ]
+
+
+def _state_item(state: int, *, is_moved: bool) -> MemoryItem:
+    by_phase = {"update": state} if is_moved else _always(state)
+    return MemoryItem("optimizer state", by_phase, cpu=state if is_moved else 0)
+
+
+def _always(size: int) -> Mapping[str, int]:
+    return dict.fromkeys(PHASES, size)
+
+
+def _experience_bytes(planner: Planner, sizes: BatchSizes) -> int:
+    """Bytes of images, token ids, log-probs, and the mask of tokens that could be sampled."""
+    _, tokens = planner.sequence_tokens(sizes)
+    a_token = 8 + 4 + (planner.language.drawn if sizes.is_truncated else 0)
+    return sizes.images * (3 * sizes.height * sizes.width + a_token * tokens)
+
+
+def _cpu_at_start(
+    parts: Sequence[_Part],
+    language: LanguageShape,
+    model: ModelSettings,
+    shards: ShardBytes | None,
+    *,
+    is_offloading: bool,
+) -> int:
+    """Peak bytes in CPU memory at the start, where all weights are loaded before they move.
+
+    Pinned copies of a part briefly exist in addition. A policy to be sharded stays until the others
+    have moved.
+    """
+    staying, upcast = 0, 0
+    if shards is not None:
+        staying, upcast = sum(language_tensors(language, model)), shards.upcast
+    loaded = sum(part.bytes.size for part in parts) + staying
+    if not is_offloading:
+        return max(loaded, upcast)
+    peak = copied = 0
+    for part in parts:
+        copied += part.bytes.pinned
+        peak = max(peak, loaded + copied)
+        loaded -= part.bytes.size
+    return max(peak, copied + upcast if shards is not None else 0)

@@ -1,0 +1,342 @@
+"""What a run of GLM-Image takes: weights by hand, activations beside what is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, GlmImagePipeline
+from torch.profiler import ProfilerActivity, profile
+
+from glm_grpo.config import compose_config
+from glm_grpo.errors import ConfigError, ModelError
+from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.planner import (
+    PUBLISHED_ID,
+    GlmImagePlanner,
+    PartConfigs,
+    read_part_configs,
+)
+from glm_grpo.models.memory import (
+    bytes_in_4_bits,
+    pinned,
+    plan_memory,
+    rollout_bytes,
+    update_activations,
+)
+from glm_grpo.models.planning import (
+    OVERHEAD_BYTES,
+    BatchSizes,
+    MemoryItem,
+    MemoryPlan,
+    ModelSettings,
+    ScorerSizes,
+)
+from glm_grpo.plan.fit import ConfigPlanner
+from glm_grpo.tiny.models import (
+    PolicySizes,
+    build_glyph_tokenizer,
+    build_policy_model,
+    build_processor,
+    build_scheduler,
+    build_text_encoder,
+    build_transformer,
+)
+from glm_grpo.types import PromptBatch, Rollout
+from rewards.types import Prompt
+from tests.factories import CONFIG_DIR
+
+MODEL = ModelSettings(
+    dtype=torch.float32,
+    adapter_rank=None,
+    is_checkpointing=False,
+    needs_reference=False,
+    is_on_accelerator=False,
+)
+SIZES = BatchSizes(
+    prompts=1,
+    group_size=4,
+    height=64,
+    width=64,
+    prompt_tokens=30,
+    micro_batch_size=2,
+    is_truncated=False,
+)
+PUBLISHED = replace(MODEL, dtype=torch.bfloat16, adapter_rank=32, is_on_accelerator=True)
+
+
+@pytest.fixture(scope="module")
+def planner(shallow_configs):
+    return GlmImagePlanner(shallow_configs)
+
+
+@pytest.fixture(scope="module")
+def published():
+    return GlmImagePlanner(read_part_configs(PUBLISHED_ID))
+
+
+def item(plan: MemoryPlan, name: str) -> MemoryItem:
+    return next(each for each in plan.items if each.name == name)
+
+
+def test_pinned_bytes_are_powers_of_two_for_each_tensor():
+    # 60 bytes -> 64; 12 -> 16; nothing takes nothing.
+    assert pinned([60, 12, 0]) == 80
+
+
+def test_a_matrix_in_4_bits_has_8_bit_scales_that_share_fp32_ones():
+    # 64 x 512 entries: half a byte each, 512 blocks of 64; two scales of 256 of them, the tables of
+    # 16 and 256 values and a mean, 4 bytes each.
+    assert bytes_in_4_bits(64 * 512) == (16_384, 512, 4 * (2 + 16 + 256 + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "measured"),
+    [
+        # GB allocated on an H200 (benchmarks/RESULTS.md), with the settings of that time.
+        (
+            "24gb",
+            ("rollout.prompts_per_step=8", "train.micro_batch_size=2", *("512",) * 2),
+            {"rollout": 19.8, "decode": 16.2, "update": 20.0},
+        ),
+        (
+            "24gb",
+            ("rollout.prompts_per_step=2", "train.micro_batch_size=1", *("1024",) * 2),
+            {"rollout": 20.1, "decode": 20.2, "update": 21.7},
+        ),
+        (
+            "80gb",
+            ("rollout.prompts_per_step=8", "decode.vae_batch_size=1", *("512",) * 2),
+            {"rollout": 35.0, "decode": 34.6},
+        ),
+        ("80gb", ("rollout.prompts_per_step=1", *("1024",) * 2), {"update": 60.3}),
+    ],
+    ids=["24 GB, 64 of 512", "24 GB, 16 of 1024", "80 GB, 64 of 512", "80 GB, 8 of 1024"],
+)
+def test_plan_is_within_8_percent_of_what_a_card_allocated(published, name, overrides, measured):
+    *others, height, width = overrides
+    config = compose_config(
+        CONFIG_DIR,
+        f"glm_image_{name}",
+        [
+            *("data.path=a.txt", "data.eval_path=b.txt", "rollout.group_size=8"),
+            *(f"rollout.height={height}", f"rollout.width={width}", *others),
+        ],
+    )
+    plan = ConfigPlanner(published, prompt_tokens=60, is_on_accelerator=True).plan(config)
+    for phase, gigabytes in measured.items():
+        allocated = (plan.total(phase) - OVERHEAD_BYTES) / 1e9
+        assert allocated == pytest.approx(gigabytes, rel=0.08), phase
+
+
+def test_plan_of_the_published_model_has_its_sizes(published):
+    sizes = replace(SIZES, height=512, width=512, prompts=2)
+    plan = plan_memory(published, PUBLISHED, sizes, ScorerSizes(), "modules")
+    # 8.847 B + 16512 x 4096 of the head, 2 bytes each; 40 layers, 2 heads of 128, 2 bytes:
+    # 40,960 bytes a token, of which 8 images have 512.
+    weights = item(plan, "language model and head").by_phase["rollout"]
+    assert weights == pytest.approx(17.83e9, rel=1e-3)
+    assert item(plan, "vision tower and VQ").cpu == pytest.approx(2.40e9, rel=1e-2)
+    assert item(plan, "cache of the samples").by_phase == {"rollout": 40_960 * 8 * 512}
+    # 40 layers, 32 x (sides of q, k, v, o, gate and up, down), 4 bytes.
+    sides = 2 * 8192 + 2 * (4096 + 256) + (4096 + 27_392) + (13_696 + 4096)
+    assert item(plan, "adapters").by_phase == dict.fromkeys(
+        ("rollout", "update"), 40 * 32 * sides * 4
+    )
+
+
+def allocated_peak(work):
+    """By torch's own CPU allocator, above what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    live = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("way", "off"),
+    [({}, 0.2), ({"adapter_rank": 8}, 0.2), ({"adapter_rank": 8, "is_checkpointing": True}, 0.3)],
+    ids=["full", "adapters", "checkpointing"],
+)
+def test_update_activations_are_near_what_is_allocated(way, off, build_policy, as_experience):
+    sizes = PolicySizes(
+        hidden_size=256, intermediate_size=512, heads=8, key_value_heads=8, layers=6
+    )
+    settings = replace(MODEL, **way)
+    model = build_policy_model(seed=0, sizes=sizes)
+    parts = dict.fromkeys(("tokenizer", "text_encoder", "vae", "transformer", "scheduler"))
+    policy = build_policy(
+        GlmImagePipeline(processor=build_processor(sizes), vision_language_encoder=model, **parts),
+        adapter_rank=settings.adapter_rank,
+        is_checkpointing=settings.is_checkpointing,
+        needs_reference=False,
+    )
+    batch = prompt_batch(group_size=SIZES.micro_batch_size)
+    prompt_tokens = policy.encode(batch).input_ids.shape[1]
+    shape = (1, batch.group_size, policy.tokens_per_image(batch))
+    rollout = Rollout(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), None)
+    experience = as_experience(batch, rollout)
+    rows = torch.arange(SIZES.micro_batch_size)
+
+    def replay():
+        scores = policy.replay(experience.prompts, experience.rollout, rows).log_probs
+        torch.autograd.backward(scores.sum())
+
+    # Gradients exist by then, as of the micro-batch before.
+    replay()
+    planner = GlmImagePlanner(PartConfigs(model.config.to_dict(), {}, {}, {}))
+    planned = replace(SIZES, group_size=SIZES.micro_batch_size, prompt_tokens=prompt_tokens)
+    assert update_activations(planner, settings, planned) == pytest.approx(
+        allocated_peak(replay), rel=off
+    )
+
+
+def test_rollout_bytes_are_near_what_is_allocated(random_pipeline_folder, policy, small_preview):
+    batch = replace(prompt_batch(group_size=8), height=256, width=256)
+    prompt_tokens = policy.encode(batch).input_ids.shape[1]
+    planned = replace(SIZES, prompt_tokens=prompt_tokens, group_size=8, height=256, width=256)
+    planner = GlmImagePlanner(read_part_configs(str(random_pipeline_folder)))
+    measured = allocated_peak(lambda: policy.sample(batch))
+    assert sum(rollout_bytes(planner, MODEL, planned)) == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("decode_batch_size", "vae_batch_size", "num_sources", "guidance_scale"),
+    [(None, None, 0, 1.0), (None, 4, 0, 1.0), (3, 1, 0, 1.5), (None, 1, 1, 1.5), (3, 3, 2, 1.0)],
+    ids=["group", "VAE of four", "parts", "group of an edit", "parts of an edit"],
+)
+def test_decode_bytes_are_near_what_is_allocated(
+    decode_batch_size, vae_batch_size, num_sources, guidance_scale
+):
+    # Channels in multiples of 16, which kernels on the CPU round others up to; the widest level
+    # meets the largest picture in the last block, as in the published VAE.
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(16, 64, 128, 128),
+        latent_channels=8,
+        norm_num_groups=8,
+        mid_block_add_attention=False,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        latents_mean=[0.0] * 8,
+        latents_std=[1.0] * 8,
+    ).eval()
+    transformer, text_encoder = build_transformer(seed=0), build_text_encoder(seed=0)
+    pipeline = GlmImagePipeline(
+        tokenizer=build_glyph_tokenizer(),
+        processor=None,
+        text_encoder=text_encoder,
+        vision_language_encoder=None,
+        vae=vae,
+        transformer=transformer,
+        scheduler=build_scheduler(),
+    )
+    decoder = GlmImageDecoder(
+        pipeline,
+        steps=2,
+        guidance_scale=guidance_scale,
+        batch_size=decode_batch_size,
+        vae_batch_size=vae_batch_size,
+    )
+    planned = replace(
+        SIZES,
+        height=128,
+        width=128,
+        prompt_tokens=8,
+        decode_batch_size=decode_batch_size,
+        vae_batch_size=vae_batch_size,
+        num_sources=num_sources,
+    )
+    source = torch.zeros(3, 128, 128, dtype=torch.uint8)
+    ids = torch.zeros(1, num_sources, 16, dtype=torch.int64)
+    batch = PromptBatch(
+        (Prompt("sign", '"SIGN"', sources=(source,) * num_sources),),
+        planned.group_size,
+        128,
+        128,
+        seed=0,
+        decode_seeds=(5,),
+        source_token_ids=ids if num_sources else None,
+    )
+    tokens = torch.zeros(1, planned.group_size, 16 if num_sources else 272, dtype=torch.int64)
+    planner = GlmImagePlanner(
+        PartConfigs({}, dict(transformer.config), dict(vae.config), text_encoder.config.to_dict())
+    )
+    measured = allocated_peak(lambda: decoder.decode(batch, tokens))
+    assert planner.decode_bytes(planned, MODEL) == pytest.approx(measured, rel=0.2)
+
+
+def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(planner):
+    model = replace(MODEL, is_on_accelerator=True)
+    plans = {
+        offload: plan_memory(planner, model, SIZES, ScorerSizes(movable=1000), offload)
+        for offload in ("none", "modules", "modules_and_optimizer")
+    }
+    decoder = item(plans["none"], "decoder").by_phase["decode"]
+    assert item(plans["none"], "decoder").by_phase["update"] == decoder
+    assert item(plans["modules"], "decoder").by_phase == {"decode": decoder}
+    assert item(plans["modules"], "decoder").cpu >= decoder
+    state = item(plans["modules"], "optimizer state").by_phase["idle"]
+    assert state > 0
+    assert plans["modules"].total("idle") == state + OVERHEAD_BYTES
+    assert plans["modules_and_optimizer"].total("idle") == OVERHEAD_BYTES
+    moved = plans["modules_and_optimizer"].moved_in - plans["modules"].moved_in
+    assert moved == state
+
+
+def test_plan_of_edits_has_the_vision_tower_on_the_accelerator_for_its_phase(planner):
+    model = replace(MODEL, is_on_accelerator=True)
+    sizes = replace(SIZES, height=128, width=128)
+    plain, resident, moved = (
+        plan_memory(planner, model, each, ScorerSizes(), offload)
+        for each, offload in (
+            (sizes, "none"),
+            (replace(sizes, num_sources=1), "none"),
+            (replace(sizes, num_sources=1), "modules"),
+        )
+    )
+    name = "vision tower and VQ"
+    size = item(plain, name).cpu
+    assert "sources" not in plain.phases
+    assert item(plain, name).by_phase == {}
+    assert resident.phases[0] == "sources"
+    assert item(resident, name).by_phase["update"] == size
+    assert item(moved, name).by_phase == {"sources": size}
+    assert item(moved, name).cpu >= size
+    assert moved.total("sources") < moved.total("update")
+
+
+def test_plan_without_an_accelerator_holds_everything_in_one_memory(planner):
+    plan = plan_memory(planner, MODEL, SIZES, ScorerSizes(on_cpu=500), "modules")
+    assert plan.overhead == plan.moved_in == 0
+    assert plan.peak == plan.cpu + sum(item.by_phase.get(plan.peak_phase, 0) for item in plan.items)
+    assert item(plan, "decoder").by_phase["update"] > 0
+
+
+def test_plan_with_adapters_trains_two_factors_of_every_matrix(planner):
+    one, two = (
+        plan_memory(planner, replace(MODEL, adapter_rank=rank), SIZES, ScorerSizes(), "none")
+        for rank in (4, 8)
+    )
+    weights = item(one, "adapters").by_phase["idle"]
+    assert item(two, "adapters").by_phase["idle"] == 2 * weights
+    assert item(one, "gradients").by_phase == {"update": weights}
+    assert item(one, "optimizer state").by_phase["idle"] == 2 * weights
+
+
+def test_read_part_configs_refuses_a_model_it_cannot_know(tmp_path):
+    with pytest.raises(ConfigError, match="someone/else.*config.json of every part"):
+        read_part_configs("someone/else")
+    with pytest.raises(ModelError, match="config.json: no such file"):
+        read_part_configs(str(tmp_path))
+
+
+def prompt_batch(*, group_size):
+    prompt = Prompt("sign", 'a red sign with "OPEN" on it')
+    return PromptBatch((prompt,), group_size, 64, 64, seed=0, decode_seeds=(0,))
