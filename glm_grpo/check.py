@@ -84,10 +84,7 @@ def check_before_loading(
     """Check what needs no model, and leave nothing behind.
 
     Args:
-        config: Config as given.
-        device: Device the run works on.
         parallelism: How the run is distributed.
-        processes: Processes that check together.
 
     Raises:
         GlmGrpoError: A check failed; those of model, prompts and terms are reported together.
@@ -154,7 +151,6 @@ def load_checked(
     Args:
         config: `Checked.config`.
         prompts: `Checked.prompts`.
-        device: Device the run works on.
         is_sharded: Whether the engine places the policy's weights in shards.
         is_beginning: Whether to load the weights that `model.start_from` names; a resumed run has
             its own.

@@ -160,10 +160,6 @@ class Experience:
     """Everything about one batch: what is trained on, stored and replayed.
 
     Attributes:
-        prompts: Prompts and seeds.
-        rollout: Sampled tokens.
-        images: Decoded pictures.
-        rewards: Raw scores of every term.
         totals: Weighted rewards.
         penalties: KL to the reference, subtracted from each total before groups are compared; 0 if
             the KL is part of the loss or unused.
@@ -223,7 +219,6 @@ class Evaluation:
         step: Number of training steps of the policy that sampled; 0 before training.
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
-        rewards: Raw scores of every term.
         totals: Weighted rewards, on a scale that is comparable across steps; see
             `rewards.reweigh.contributions`.
         entropy: Minus the mean log-probability of each prompt's sampled tokens, nats: an unbiased

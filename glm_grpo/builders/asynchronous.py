@@ -39,9 +39,6 @@ def build_collectors(
     """Start the collectors.
 
     Args:
-        models: Models of the learner.
-        prompts: Training prompts of the run.
-        cluster: Cluster in which the collectors run.
         first_step: Next step to be learned, from 1.
     """
     # Nothing else needs Ray to be installed; the cluster has been started by now.

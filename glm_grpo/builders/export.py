@@ -32,7 +32,6 @@ def export_model(
     """Write trained weights in a format that other programs load.
 
     Args:
-        tensors: Tensors of the policy, from a checkpoint.
         directory: Output folder, new or empty.
         kind: `adapter`: a folder that peft loads; `pipeline`: one that diffusers loads.
         note: Returns a warning for users, given the number of tokens per image.

@@ -7,9 +7,5 @@ from glm_grpo.models.glm_image import family as glm_image
 
 
 def family_of(path: str) -> ModelFamily:
-    """Choose the family of a model; there is one so far.
-
-    Args:
-        path: As `model.path`.
-    """
+    """Choose the family of a model; there is one so far."""
     return glm_image

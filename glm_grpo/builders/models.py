@@ -35,9 +35,6 @@ def model_path(path: str) -> str:
 def build_planner(path: str) -> Planner:
     """Build the planner for runs of a model.
 
-    Args:
-        path: As `model.path`.
-
     Raises:
         ModelError: The model's configs are not available.
     """

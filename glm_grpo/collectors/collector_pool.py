@@ -19,7 +19,6 @@ class Order:
 
     Attributes:
         number: Number of the assignment, repeated in the result.
-        batch: Prompts and seeds.
         policy_step: Updates of the weights to sample with, which were pushed before.
     """
 
@@ -33,7 +32,6 @@ class Collected:
     """Result of a collector.
 
     Attributes:
-        experience: Experience in CPU memory.
         seconds: Seconds of every phase on the collector.
     """
 

@@ -20,7 +20,6 @@ class Assignment:
 
     Attributes:
         number: Counts assignments; a reassigned batch gets a new number.
-        step: Step of the batch, from 1.
         policy_step: Updates of the weights it is sampled with.
     """
 

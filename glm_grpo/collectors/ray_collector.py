@@ -25,12 +25,7 @@ _WHOLE_STEP = "step"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a collector runs.
-
-    Attributes:
-        host: Name of the machine.
-        process_id: Process id on that machine.
-    """
+    """Where a collector runs."""
 
     host: str
     process_id: int
@@ -41,7 +36,6 @@ class CollectorSetup:
     """How to set up a collector.
 
     Attributes:
-        config: Config of the run.
         make_models: Loads the models; called in the collector's process.
         folder: Working directory, for paths and modules in the config.
     """
@@ -52,11 +46,7 @@ class CollectorSetup:
 
 
 class Collector:
-    """Makes experience to order. Returns expected errors, to preserve their types and pictures.
-
-    Args:
-        setup: How to set it up.
-    """
+    """Makes experience to order. Returns expected errors, to preserve their types and pictures."""
 
     def __init__(self, setup: CollectorSetup) -> None:
         self._setup = setup
@@ -85,7 +75,6 @@ class Collector:
         """Make the experience of one batch.
 
         Args:
-            order: Batch to collect.
             weights: Trained tensors after `order.policy_step` updates.
         """
         clock = PhaseClock()

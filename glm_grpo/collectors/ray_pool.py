@@ -61,7 +61,6 @@ class RayPool:
     Args:
         cluster: Cluster in which they run; closed with the pool.
         section: Their number, and the resources of each.
-        setup: How to set them up.
     """
 
     def __init__(self, cluster: RayCluster, section: AsyncSection, setup: CollectorSetup) -> None:

@@ -49,7 +49,6 @@ def correct_stale(
 
     Args:
         models: Models whose policy has the weights that are about to learn.
-        experience: Experience sampled with older weights.
         config: `async` says how to weight tokens.
         clock: Records the time of the forward pass as phase `proximal`.
 

@@ -18,7 +18,6 @@ class Strategy:
     Each process replays its own sequences; gradients are averaged over the processes.
 
     Attributes:
-        num_processes: Number of processes.
         rank: Rank of this process, from 0.
     """
 

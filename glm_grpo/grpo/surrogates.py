@@ -47,7 +47,6 @@ def chosen_surrogate(
     """Surrogate of the kind that the options choose.
 
     Args:
-        options: Options of the loss.
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence, or one per token.

@@ -94,7 +94,6 @@ class Trainee:
     """A policy, and what updates it.
 
     Attributes:
-        policy: Policy that replays tokens.
         optimizer: Optimizer over the policy's trainable parameters.
         schedule: Learning-rate schedule, advanced once per update.
         strategy: Joins the processes that train together; by default there is one.
@@ -194,9 +193,6 @@ def update_policy(
     updates, so that runs that differ in a skipped update stay comparable.
 
     Args:
-        trainee: What learns.
-        experience: One batch with its rollout and advantages.
-        settings: Plain values.
         targets: Target images to learn from in addition; all processes have them, or none has.
         count: Called after every micro-batch of sampled tokens.
 
@@ -261,9 +257,7 @@ def policy_gradient(
 
     Args:
         policy: Policy that replays tokens, usually the one that sampled.
-        experience: One batch with its rollout and advantages.
         settings: Loss and micro-batches; the number of passes and minibatches is ignored.
-        count: Called after every micro-batch.
 
     Returns:
         One tensor per trainable parameter, on the CPU.

@@ -70,7 +70,6 @@ class Policy(PolicyForUpdate, Protocol):
         """Sample G token grids for each of P prompts, a pure function of weights and batch.
 
         Args:
-            batch: Prompts and seeds.
             phase: Phase of the run, for errors.
             count: Called after every token of the grids.
 
@@ -191,8 +190,6 @@ class ReservedTokens:
     """Texts of special tokens, which a prompt cannot contain as text.
 
     Attributes:
-        language: Those of the language model's tokenizer.
-        glyphs: Those of the glyph encoder's tokenizer.
         find_glyph_texts: Finds the parts of a prompt that the glyph encoder reads.
     """
 

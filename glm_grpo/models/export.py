@@ -23,10 +23,6 @@ class StockSettings:
 
     Attributes:
         base: Folder or hub id of the pipeline that the run started from.
-        dtype: Name of the weights' torch dtype.
-        height: Image height, pixels.
-        width: Image width, pixels.
-        temperature: Temperature of token sampling, > 0.
         top_k: Top-k of token sampling; None: not truncated.
         top_p: Top-p of token sampling; None: not truncated.
         min_p: Min-p of token sampling; None: not truncated.

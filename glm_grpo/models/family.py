@@ -117,7 +117,6 @@ class ModelFamily(Protocol):
         Args:
             policy: What `build_policy` returned for `pipeline`.
             pipeline: Provides the parts that were not trained.
-            settings: Settings for the model card.
             directory: Output folder, new or empty.
             kind: `adapter` exports a policy without adapters as a pipeline.
         """

@@ -69,14 +69,10 @@ def plan_memory(
     """Plan the memory of a run, or of each of its processes, by phase.
 
     Args:
-        planner: Sizes of the model.
-        model: How the policy is loaded and trained.
         sizes: Sizes of this process's part of a step.
-        scorers: Weights of the reward terms.
         offload: What waits in CPU memory; has no effect without an accelerator, nor for shards of
             the policy, which are never moved.
         evaluation: What an evaluation samples and decodes at once; None: no evaluation.
-        processes: Processes that train together.
     """
     language = planner.language
     is_offloading = offload != "none" and model.is_on_accelerator

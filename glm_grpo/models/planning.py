@@ -70,8 +70,6 @@ class BatchSizes:
     Attributes:
         prompts: P, prompts of the step.
         group_size: G, images per prompt.
-        height: Image height, pixels.
-        width: Image width, pixels.
         micro_batch_size: Images per forward and backward pass.
         is_truncated: Whether top-k, top-p or min-p truncate the distribution.
         decode_batch_size: Images of a group to decode at once; None: all.
@@ -178,7 +176,6 @@ class LanguageShape:
     """Sizes of a trained language model; every layer is alike.
 
     Attributes:
-        layers: Number of decoder layers.
         width: Size of a hidden state, D.
         mlp_width: Size of the states between the two maps of an MLP, M.
         heads: Query heads of a layer.

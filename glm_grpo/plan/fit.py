@@ -366,7 +366,6 @@ def check_fit(
     Args:
         planner: Planner of the model; None if its sizes are unknown.
         sources: All prompts.
-        device: Device on which the phases run.
         processes: Processes that train together. They share CPU memory and have one CUDA device
             each.
 

@@ -106,7 +106,6 @@ def step_floors(
     Args:
         prompt_tokens: Tokens of the longest prompt; all are assumed to be as long.
         plan: Memory plan of the same config, which contains the bytes that offloading moves.
-        device: Device of each process.
         processes: Processes that share the prompts, each on such a device; their communication is
             not counted.
     """
@@ -140,8 +139,6 @@ def step_work(
 
     Args:
         prompt_tokens: Tokens of a prompt; all are assumed to be as long.
-        device: Device of each process.
-        processes: Processes that share the prompts.
     """
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens)
     return _work(config, planner, *_language(config, planner, sizes), device.flops * processes)
@@ -193,9 +190,6 @@ def work_of_run(
 
     Args:
         planner: Planner of the model; None if its sizes are unknown.
-        prompts: Training prompts.
-        device: Device of each process.
-        processes: Processes that train together.
 
     Returns:
         The work; None if the peak of the device or the sizes of the model are unknown.

@@ -45,9 +45,7 @@ class PolicySizes:
     Attributes:
         codebook: Entries of the visual codebook.
         reserved: Number of ids after the codebook: the first starts an image, the second ends one.
-        hidden_size: D.
         intermediate_size: Size of the gated layer.
-        layers: Decoder layers.
         heads: Attention heads, each of size D / heads.
         key_value_heads: Key and value heads; a divisor of `heads`.
         rope_theta: Base of the rotary frequencies.

@@ -43,8 +43,6 @@ class WorldPrompts:
         path: Name of the set, such as `tiny:train`.
         signs: Target signs, one per prompt.
         changes: Edits that lead to them; empty for text-to-image.
-        height: Height of the pictures, pixels.
-        width: Width of the pictures, pixels.
     """
 
     path: str
@@ -109,8 +107,6 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
 
     Args:
         name: Name of the set.
-        height: Height of the pictures, pixels.
-        width: Width of the pictures, pixels.
         sources: Number of source pictures per prompt that the run needs.
 
     Raises:

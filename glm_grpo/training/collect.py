@@ -43,10 +43,7 @@ def collect(
     Source: DAPO (arXiv 2503.14476), section 3.2, "dynamic sampling".
 
     Args:
-        batch: Prompts and seeds of this process.
         config: How images are decoded, scored and compared.
-        clock: Records the time of every phase.
-        processes: Processes that collect together.
         spares: Spare prompts of the step, the same in all processes; None: replace nothing.
 
     Raises:
@@ -110,7 +107,6 @@ def with_advantages(
     Args:
         experience: With parts of its scores, if credit is by place.
         config: Combination and advantages are used.
-        processes: Processes that collected together.
     """
     rewards = experience.totals - experience.penalties
     places = _places(models, experience.prompts, config)

@@ -26,7 +26,6 @@ def evaluate(
 
     Args:
         batches: Held-out prompts in order, at least one batch.
-        step: Step to record with the results.
         display: Display to notify of phases and prompts; None: no display.
     """
     display = display or NoDisplay()
@@ -62,7 +61,6 @@ def weigh_evaluation(
 
     Args:
         parts: Evaluated parts of the same policy in prompt order, at least one.
-        mode: How the terms are combined.
         untrained: Scores of the run's evaluation at step 0; None if this is that evaluation.
 
     Raises:

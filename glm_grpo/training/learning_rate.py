@@ -15,9 +15,6 @@ class LearningRate:
     warm-up longer than the run is not shortened: the run ends before the peak.
 
     Args:
-        optimizer: Optimizer whose rate is set.
-        peak: Highest learning rate.
-        schedule: Schedule after the warm-up.
         warmup_updates: Updates until the peak, >= 0.
         total_updates: Number of updates after which the cosine reaches 0.
     """

@@ -46,14 +46,9 @@ class Trainer:
 
     Args:
         config: Length of the run, and when to evaluate, save and stop it.
-        models: Policy, decoder and reward terms.
         learner: Optimizer, learning rate, state and average of the policy.
         step: What is repeated.
         evaluation_batches: Held-out prompts of this process; the main one has at least one.
-        records: What the run stores.
-        saver: Writes the run's checkpoints.
-        progress: Reports progress in the terminal.
-        processes: Processes of the run.
     """
 
     def __init__(

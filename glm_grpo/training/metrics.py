@@ -51,12 +51,10 @@ def step_metrics(
     such as the mean of a term that applied to no prompt of the batch.
 
     Args:
-        experience: Experience that the step trained on.
         reports: One report per update of the step, in order, at least one.
         times: Seconds by phase: `rollout`, `decode`, `reward`, `update`, and `step` for the whole.
         peak_memory_bytes: Peak accelerator memory during the step; without an accelerator, the peak
             memory of the process.
-        combine: How the terms were combined into totals.
 
     Returns:
         Metric name -> value.
@@ -104,7 +102,6 @@ def sampled_utilisation(
     for checkpointing counts, as in `glm-grpo plan`.
 
     Args:
-        experience: Everything that was sampled, in all processes.
         times: Seconds by phase.
     """
     sampled = experience.totals.numel()

@@ -147,10 +147,7 @@ class Models:
     """The models of a run.
 
     Attributes:
-        policy: Policy that samples and is trained.
         decoder: Frozen decoder with all denoising steps, as in evaluations.
-        scorer: All reward terms.
-        offload: Moves the models to the accelerator and back.
     """
 
     policy: Policy

@@ -91,7 +91,6 @@ class Records:
     Args:
         open_files: Called in the main process; returns the recorder, and the monitor for reward
             hacking.
-        combine: How the terms are combined into totals.
         show: Called after a step or an evaluation is stored.
         work: Operations of the models on the run's devices; None: do not record utilisation.
     """
@@ -190,9 +189,7 @@ class Records:
         """Record a step, after the previous one is stored.
 
         Args:
-            step: Training step, from 1.
             prepared: Result of `prepare` in this process.
-            updates: One report per update.
             more: Further metrics.
         """
         seconds, begun = clock.seconds(), time.perf_counter()
@@ -233,9 +230,7 @@ class Records:
         """Record the metrics of a step in which nothing was sampled.
 
         Args:
-            step: Training step, from 1.
             targets: Number of target images of this process.
-            updates: One report per update.
         """
         gather = self._processes.gather
         images, seconds = sum(gather(targets)), clock.seconds()

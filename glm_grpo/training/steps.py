@@ -78,10 +78,7 @@ class RewardStep:
     """One step of GRPO.
 
     Attributes:
-        models: Policy, decoder and reward terms.
         learner: Optimizer, learning rate, state and average of the policy.
-        prompts: Training prompts of the run.
-        records: What the run stores.
         processes: Processes of the run, each of which has its part of the prompts.
         collectors: Where experience comes from; None: this process makes it.
     """
@@ -100,8 +97,6 @@ class RewardStep:
         """Collect, learn, and hand in the records.
 
         Args:
-            step: From 1.
-            clock: Records the seconds of every phase.
             is_first: Whether it is the first one of this process.
         """
         metrics: dict[str, float] = {}

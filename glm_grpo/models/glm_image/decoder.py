@@ -185,8 +185,6 @@ class GlmImageDecoder:
             texts: The P prompts, whose glyph embeddings have the same length.
             prior: Upsampled target tokens.
             seeds: Noise seed of each prompt.
-            height: Image height, pixels.
-            width: Image width, pixels.
         """
         parts, (_, group_size, _) = self._pipeline, prior.shape
         device, grids = parts.transformer.device, prior.flatten(0, 1)

@@ -25,7 +25,6 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
 
     Args:
         adapted: The peft model around the language model.
-        settings: Settings for the README.
         directory: Output folder, new or empty.
     """
     for config in adapted.peft_config.values():
@@ -53,7 +52,6 @@ def export_pipeline(
     Args:
         policy: Policy built on the parts of `pipeline`.
         pipeline: Pipeline that provides all other parts.
-        settings: Settings for the README.
         directory: Output folder, new or empty.
     """
     model = policy.model

@@ -56,9 +56,6 @@ def check_model(path: str) -> ReservedTokens:
     For a hub id, configs and tokenizers are downloaded for the check. Missing parameters are only
     found when the weights are loaded.
 
-    Args:
-        path: As in `load_pipeline`.
-
     Returns:
         Texts that no prompt may contain.
 
@@ -78,9 +75,7 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
     latents would then have different sizes.
 
     Args:
-        path: As in `load_pipeline`.
         height: Height of the rollout's images, to which sources are fitted, pixels.
-        width: Width, pixels.
 
     Raises:
         ConfigError: The size is refused; the message names size, rule and remedy.
@@ -107,7 +102,6 @@ def check_target_size(*, height: int, width: int) -> None:
 
     Args:
         height: Height of the rollout's images, pixels.
-        width: Width, pixels.
 
     Raises:
         ConfigError: The size is refused; the message names size, rule and remedy.

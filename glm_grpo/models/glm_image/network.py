@@ -40,7 +40,6 @@ class PolicyNetwork(nn.Module):
         has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
 
     Args:
-        language_model: With or without adapters.
         codebook_size: Number of the head's first rows that can be drawn.
         temperature: Divides the logits, > 0.
     """

@@ -51,7 +51,6 @@ class GlmImagePolicy:
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
-        temperature: Temperature of sampling and replay, > 0.
         adapter_rank: Rank of LoRA adapters; None: train the language model and its head in full.
         adapter_alpha: Numerator of the adapter scale alpha / rank.
         is_checkpointing: Recompute activations in the backward pass.

@@ -71,8 +71,6 @@ def encode_prompts(
         model: Only its position arithmetic is used.
         processor: The published processor.
         prompts: P captions.
-        height: Image height, pixels.
-        width: Image width, pixels.
         source_token_ids: Tokens of N source pictures per prompt, from `picture_tokens`.
 
     Raises:
@@ -119,8 +117,6 @@ def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, wi
     Args:
         path: Folder of the model; only its processor is loaded.
         captions: At least one.
-        height: Image height, pixels.
-        width: Image width, pixels.
 
     Raises:
         OSError, ValueError: The folder has no processor that can be loaded.
@@ -136,8 +132,6 @@ def source_tokens(path: str, *, height: int, width: int) -> int:
 
     Args:
         path: Folder of the model; only its processor is loaded.
-        height: Picture height, pixels.
-        width: Picture width, pixels.
 
     Raises:
         ValueError: The processor does not support this size.

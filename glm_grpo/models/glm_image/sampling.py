@@ -71,7 +71,6 @@ def sample_rollout(
 
     Args:
         network: In evaluation mode.
-        inputs: The encoded prompts.
         truncation: Log-probs are those after truncation.
         phase: Phase of the run, for errors.
         build_step: Builds the step that reads one token of every sample.

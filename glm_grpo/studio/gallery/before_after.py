@@ -214,7 +214,6 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
     run with fewer than two evaluations, are said in place.
 
     Args:
-        folder: The run.
         summary: Before and after, one row a term and one for the total; may be empty.
 
     Returns:

@@ -281,7 +281,6 @@ class Records:
     """Everything that a run has recorded, except pictures and scores.
 
     Attributes:
-        folder: The run.
         metrics: Metrics by step; step 0 is the evaluation before the first step.
         bands: Bands of the canaries; None if there are none.
         chunks: Key of a data file -> its steps in order, those with a rollout or metrics. Step 0 is

@@ -23,7 +23,6 @@ def pace(
     """Values from which an open page shows how long a run will still take.
 
     Args:
-        folder: Run folder.
         metrics: Metrics by step, in order.
         steps: Number of steps of the run; None if its config cannot be read.
         eval_every: Steps between evaluations; None if the config cannot be read.

@@ -64,7 +64,6 @@ class Pictures:
     """The pictures of one prompt, or of another subject.
 
     Attributes:
-        prompt: The caption.
         texts: That should appear.
     """
 
@@ -80,7 +79,6 @@ class Report:
     Attributes:
         title: Title of the page.
         summary: Its first paragraphs.
-        tables: At least one.
         pictures: None or more.
         about_pictures: Above them.
     """

@@ -63,7 +63,6 @@ class GalleryServer(ThreadingHTTPServer):
     """Serves the files of a run's `gallery/` and `images/`.
 
     Args:
-        folder: Run folder.
         port: Port; 0: any free port.
 
     Raises:

@@ -27,7 +27,6 @@ class Thumbnail:
 
     Attributes:
         content: WebP file.
-        width: Width, pixels.
     """
 
     content: bytes
@@ -45,7 +44,6 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
     Missing or damaged pictures get none, and keep an earlier one.
 
     Args:
-        folder: The run.
         images: Paths relative to `images/`.
 
     Raises:

@@ -122,7 +122,6 @@ def update_gallery(folder: RunFolder, step: int) -> None:
     Writes everything if there is no gallery yet.
 
     Args:
-        folder: Run folder.
         step: Step recorded last; 0 for the evaluation before the first step.
 
     Raises:

@@ -36,12 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenProbe:
-    """What a probe has for the terminal.
-
-    Attributes:
-        tables: Figures.
-        page: Path of the page.
-    """
+    """What a probe has for the terminal."""
 
     tables: list[Table]
     page: Path
@@ -59,7 +54,6 @@ def probe_config(
     """Samples the untrained model and says what each reward term measures there.
 
     Args:
-        config: Config of the planned run.
         prompts: Its training prompts, checked; they are used a step's worth at a time.
         num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.

@@ -23,7 +23,6 @@ class ProbedTerm:
     """Figures of one term, in units of its raw score.
 
     Attributes:
-        audit: Figures of the samples.
         equal_weight: See `equal_weights`.
         target: Mean score of the target images themselves; NaN without targets.
         reconstruction: Mean score of the decoded tokens of the target images, what a perfect
@@ -74,8 +73,6 @@ class ProbeReport:
     Attributes:
         terms: In the order of the table; not all weights are 0.
         audit: Audit of the whole reward.
-        prompts: N.
-        group_size: G.
         mean_total: Mean over all samples.
         copy_total: Mean total of the unchanged first source pictures; NaN without sources, and
             where totals are relative to a group.
@@ -103,7 +100,6 @@ def report_probe(
     """Turn samples into figures.
 
     Args:
-        mode: How terms are combined.
         credit: Comparison of credit by image and by place, if there is one.
     """
     table = samples.rewards
@@ -140,7 +136,6 @@ def report_decode(full: FullDecode, cheap: RewardTable, *, mode: Mode) -> Probed
 
     Args:
         cheap: Raw scores of the samples as rollouts decode them.
-        mode: How terms are combined.
     """
     agreement = compare_ranks(cheap, full.rewards, mode=mode)
     return ProbedDecode(
@@ -164,7 +159,6 @@ def equal_weights(
     Args:
         terms: Audit of each term.
         weights: Weights of the config, for the same terms.
-        mode: How terms are combined.
 
     Returns:
         NaN for a term of weight 0 or without spread, and for all under `normalize_then_sum`, where

@@ -60,7 +60,6 @@ def decode_in_full(
 
     Args:
         models: Their decoder is the full one.
-        batch: Prompts and seeds.
         token_ids: Sampled for it.
         cheap_steps: Denoising steps of rollouts.
 
@@ -103,7 +102,6 @@ class ProbeSamples:
     """What the untrained model makes of N prompts.
 
     Attributes:
-        prompts: The N prompts.
         images: G samples of each.
         rewards: Their raw scores.
         totals: Under the weights of the config.
@@ -141,9 +139,6 @@ def sample_probe(
     """Samples, decodes and scores; nothing is trained. Ctrl-C ends it with the batches done.
 
     Args:
-        models: Models.
-        batches: Prompts and seeds, as training would use them.
-        config: Settings of the run.
         noises: K, further noises the first sample of each prompt is decoded under, >= 2.
         credit: Gets the experience of every whole batch; credit is then by place.
 

@@ -36,7 +36,6 @@ class Failure:
     """Failure of the first process that failed.
 
     Attributes:
-        message: Class name and text of the error.
         aftermath: What it leaves of the run.
     """
 
@@ -50,7 +49,6 @@ class Processes:
 
     Attributes:
         rank: Rank of this process, from 0.
-        count: Number of processes.
         failure: Last failure of any of them, once all know of it; it stays, so that all end alike.
     """
 
@@ -58,7 +56,6 @@ class Processes:
         """Create a single process by default; `current_processes` finds those of a launch.
 
         Args:
-            count: Number of processes.
             group: Group through which they communicate; None for a single one.
         """
         self.rank = rank

@@ -44,7 +44,6 @@ def compare_ranks(cheap: RewardTable, full: RewardTable, *, mode: Mode) -> RankA
     Args:
         cheap: Scores of one decode.
         full: Scores of the other: same prompts, images, terms and weights.
-        mode: How the terms are combined.
     """
     terms = {}
     for column, name in enumerate(full.names):
@@ -100,11 +99,8 @@ def recheck_decode(
 
     Args:
         models: Models of the run, with the full decoder.
-        experience: Experience of this step and process.
-        step: Training step, from 1.
         config: `decode.recheck_every` and the keys beside it say when to compare and to warn.
         clock: Records the time as phase `recheck`.
-        processes: Processes that collected together.
 
     Returns:
         `decode/rank_correlation/<term>` and `.../total`, NaN if no group has an order; empty if no

@@ -102,8 +102,6 @@ def choose_step(
     """Choose the fastest step that equals the stock one on these prompts; warn if one does not.
 
     Args:
-        language_model: With or without adapters.
-        inputs: P prompts.
         cache: Prefilled with them; not changed.
         positions: Positions of the generated tokens, T for each prompt.
         finish: Work on every hidden state, which a recorded step must be able to record.

@@ -113,10 +113,7 @@ class TokenStep(Step):
     pass to rounding.
 
     Args:
-        language_model: With or without adapters.
-        inputs: P prompts.
         cache: Filled by the model's forward pass over the prompts.
-        group_size: G.
         positions: Positions of the generated tokens, T for each prompt.
         is_compiled: Whether to compile the parts of a layer before and after attention.
     """
