@@ -6,7 +6,6 @@ is scored and shown, but does not affect the reward.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
@@ -21,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from rewards.audit.canaries import PictureMeasures
 from rewards.base import TermConfig
+from rewards.canaries import PICTURE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
 from rewards.options import Options, problem_at
 from rewards.reweigh import Mode
 from rewards.terms import KINDS
@@ -32,11 +31,7 @@ from rewards.types import RewardError
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 _TAKEN_NAMES = frozenset(
-    {
-        *("total", OCR_EXACT),
-        *("departures", "source_copies", "token_entropy"),
-        *(field.name for field in dataclasses.fields(PictureMeasures)),
-    }
+    ("total", OCR_EXACT, "departures", SOURCE_COPIES, TOKEN_ENTROPY, *PICTURE_MEASURES)
 )
 """Names of other metrics that appear beside those of terms, in evaluations and as canaries."""
 

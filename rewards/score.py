@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.audit.audit import describe_rare_terms
+from rewards.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_with_notes
 from rewards.out_of_memory import is_out_of_memory
 from rewards.parts import Grid, Parts, Pieces, parts_on_grid

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, step_of, storage_errors
-from rewards.audit.canaries import Band
+from rewards.canaries import Band
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
 

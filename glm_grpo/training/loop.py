@@ -33,7 +33,7 @@ from glm_grpo.training.resume import resume_command
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.steps import RewardStep, SupervisedStep
 from glm_grpo.types import EvaluationPart, PromptBatch
-from rewards.audit.canaries import Departure
+from rewards.canaries import Departure
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience
-from rewards.audit.audit import audit_table
+from rewards.audit import audit_table
 from rewards.reweigh import Mode, contributions, placed_share
 from rewards.terms.ocr import OCR, OCR_EXACT
 from rewards.types import RewardTable

@@ -39,7 +39,7 @@ from glm_grpo.training.metrics import (
     supervised_metrics,
     supervised_utilisation,
 )
-from glm_grpo.training.monitors.hacking import HackingMonitor, measure_pictures
+from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import (
     PhaseClock,
     out_of_memory_explained,
@@ -47,7 +47,7 @@ from glm_grpo.training.phase import (
     process_bytes,
 )
 from glm_grpo.types import EvaluationPart, Experience
-from rewards.audit.canaries import Departure
+from rewards.canaries import Departure, measure_pictures
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
@@ -173,7 +173,7 @@ class Records:
 
         def make() -> StepPart:
             prompts, images = experience.prompts.prompts, experience.images
-            measures = measure_pictures(prompts, images)
+            measures = measure_pictures(prompts, images.pixels)
             return StepPart(_to_be_recorded(experience), encode(images), measures)
 
         return self._thread.submit(make)

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.studio.gallery import write_gallery
-from rewards.audit.canaries import Band, find_departures
+from rewards.canaries import Band, find_departures
 from tests.browser.conftest import OpenGallery, show, wait_until_loaded
 
 LAST = 13
@@ -314,9 +314,9 @@ def test_lines_bands_and_axes_are_those_of_the_values(
     call = "(values) => glmGallery.curveMetrics.canaryBand(...values)"
     for prompts in (1, 4, 100):
         found = page.evaluate(call, ["a_term", asdict(BAND), 6, [prompts]])
-        half_width = BAND.half_width(prompts, 6.0)
-        assert found["low"] == [pytest.approx(0.5 - half_width, abs=1e-12)]
-        assert found["high"] == [pytest.approx(0.5 + half_width, abs=1e-12)]
+        low, high = BAND.limits(prompts, 6.0)
+        assert found["low"] == [pytest.approx(low, abs=1e-12)]
+        assert found["high"] == [pytest.approx(high, abs=1e-12)]
     varied = replace(BAND, collapse_below=0.05)
     found = page.evaluate(call, ["a_term", asdict(varied), 60, [4]])
     assert found["low"] == [varied.limits(4, 60.0)[0]] == [0.05]
@@ -335,7 +335,7 @@ def test_lines_bands_and_axes_are_those_of_the_values(
     )
     # Over the prompts of an evaluation, and open above.
     assert [each["isInside"] for each in judged] == [True, False, True]
-    assert judged[0]["low"] == pytest.approx(0.5 - BAND.half_width(16, 6.0))
+    assert judged[0]["low"] == pytest.approx(BAND.limits(16, 6.0)[0])
     assert judged[0]["high"] is None
     values = torch.full((16,), 0.2)
     assert len(find_departures({"term": of_evaluations}, {"term": values}, 6.0)) == 1

@@ -17,7 +17,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.studio.gallery import write_gallery
-from rewards.audit.canaries import Band, find_departures
+from rewards.canaries import Band, find_departures
 from tests.browser.conftest import NOT_FOUND, OpenGallery, show, wait_until_loaded
 
 # `gallery_run` has steps 1, 2, 3 and 12 of the prompts plain, masked, flat and hostile, three

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.studio.gallery import write_gallery
-from rewards.audit.canaries import Band
+from rewards.canaries import Band
 from tests.browser.conftest import (
     HOSTILE,
     NOT_FOUND,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewards.audit.audit import (
+from rewards.audit import (
     audit_table,
     correlations,
     decoder_fractions,
@@ -128,9 +128,6 @@ def test_saturation_counts_the_other_images_that_are_as_good_as_the_best() -> No
     scores = torch.tensor([[0.1, 0.2, 0.3], [0.9, near, 0.1], [1.0, 1.0, 1.0]])
     assert saturation(scores) == 0.5
     assert saturation(-scores[:1]) == 0.0
-
-
-def test_saturation_of_single_images_is_undefined() -> None:
     assert math.isnan(saturation(torch.tensor([[1.0]])))
 
 

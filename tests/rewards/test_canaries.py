@@ -1,68 +1,66 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.audit.canaries import (
+from rewards.canaries import (
+    PICTURE_MEASURES,
     STD_FLOOR,
     Band,
     Departure,
     find_departures,
     make_bands,
-    measure,
-    measure_groups,
-    source_copies,
+    measure_pictures,
 )
 from rewards.types import Prompt
 
 NAN = float("nan")
+SIGN = Prompt("sign", "a sign")
 
 
-def paint(*greys: int, size: int = 16) -> UInt8[Tensor, "G 3 16 16"]:
+def paint(*greys: int) -> UInt8[Tensor, "G 3 16 16"]:
     """One picture of one grey for each value."""
     levels = torch.tensor(greys, dtype=torch.uint8)
-    return levels[:, None, None, None].expand(-1, 3, size, size).contiguous()
+    return levels[:, None, None, None].expand(-1, 3, 16, 16).contiguous()
 
 
-def draw_cells(
-    side: int, *, low: int = 0, high: int = 255, size: int = 18
-) -> UInt8[Tensor, "1 3 H W"]:
+def draw_cells(side: int, size: int = 18) -> UInt8[Tensor, "1 3 H W"]:
     """A checkerboard of square cells."""
     index = torch.arange(size) // side
     is_high = (index[:, None] + index) % 2 == 1
-    plane = torch.where(is_high, high, low).to(torch.uint8)
-    return plane.expand(1, 3, size, size).contiguous()
+    return torch.where(is_high, 255, 0).to(torch.uint8).expand(1, 3, size, size).contiguous()
+
+
+def measure(pixels: UInt8[Tensor, "G 3 H W"], name: str) -> float:
+    return measure_pictures([SIGN], pixels[None])[name].item()
 
 
 def test_edge_density_of_two_halves_is_the_two_columns_at_the_step() -> None:
     # Of the 14 inner columns those at both sides of the step have a gradient: 2 of 14.
     picture = paint(0)
-    assert measure(picture).edge_density == 0.0
+    assert measure(picture, "edge_density") == 0.0
     picture[..., 8:] = 255
-    assert measure(picture).edge_density == 2 / 14
-    assert measure(picture.transpose(2, 3).contiguous()).edge_density == 2 / 14
+    assert measure(picture, "edge_density") == 2 / 14
+    assert measure(picture.transpose(2, 3).contiguous(), "edge_density") == 2 / 14
 
 
 def test_edge_density_of_a_checkerboard_counts_all_but_the_middles_of_cells() -> None:
     # Cells of 3 x 3: only their middles are surrounded by their own colour. Of 16 x 16 inner
     # pixels those in row and column 1, 4, ..., 16 of the picture are middles: 6 x 6.
-    assert measure(draw_cells(3)).edge_density == 1 - 36 / 256
-    # Cells of 2 x 2 have no middle.
-    assert measure(draw_cells(2)).edge_density == 1.0
+    assert measure(draw_cells(3), "edge_density") == 1 - 36 / 256
 
 
 def test_edge_density_needs_a_step_of_a_fifth_of_the_range() -> None:
     # The gradient of a step is half of it: 50 / 255 / 2 = 0.098, 52 / 255 / 2 = 0.102.
     picture = paint(100)
     picture[..., 8:] = 150
-    assert measure(picture).edge_density == 0.0
+    assert measure(picture, "edge_density") == 0.0
     picture[..., 8:] = 152
-    assert measure(picture).edge_density == 2 / 14
+    assert measure(picture, "edge_density") == 2 / 14
 
 
 def test_edge_density_follows_luma() -> None:
@@ -70,95 +68,79 @@ def test_edge_density_follows_luma() -> None:
     blue, green = paint(0), paint(0)
     blue[:, 2, :, 8:] = 255
     green[:, 1, :, 8:] = 255
-    assert measure(blue).edge_density == 0.0
-    assert measure(green).edge_density == 2 / 14
+    assert measure(blue, "edge_density") == 0.0
+    assert measure(green, "edge_density") == 2 / 14
 
 
 def test_dark_and_bright_fractions_have_thresholds_of_luma() -> None:
     # 0.2 of 255 is 51, 0.8 is 204; the mean is over the pictures.
-    measures = measure(paint(50, 52, 203, 205))
-    assert (measures.dark_fraction, measures.bright_fraction) == (0.25, 0.25)
+    greys = paint(50, 52, 203, 205)
     # Blue is dark and yellow is bright: luma 0.114 and 0.886.
     coloured = paint(0, 255)
     coloured[0, 2] = 255
     coloured[1, 2] = 0
-    measures = measure(coloured)
-    assert (measures.dark_fraction, measures.bright_fraction) == (0.5, 0.5)
+    for pixels, expected in ((greys, 0.25), (coloured, 0.5)):
+        assert measure(pixels, "dark_fraction") == measure(pixels, "bright_fraction") == expected
 
 
 def test_colour_entropy_of_two_colours_is_one_bit() -> None:
     picture = paint(0)
     picture[:, 0, :, 8:] = 255
-    assert measure(picture).colour_entropy == pytest.approx(1.0)
+    assert measure(picture, "colour_entropy") == pytest.approx(1.0)
     # 1/4 and 3/4: 0.25 * 2 + 0.75 * log2(4 / 3) = 0.8113.
     picture[:, 0, :, 4:8] = 255
-    assert measure(picture).colour_entropy == pytest.approx(0.811278, abs=1e-6)
+    assert measure(picture, "colour_entropy") == pytest.approx(0.811278, abs=1e-6)
     # Two pictures of one colour each hold no information, whatever they are together.
-    assert measure(paint(0, 255)).colour_entropy == 0.0
+    assert measure(paint(0, 255), "colour_entropy") == 0.0
 
 
 def test_colour_entropy_tells_all_levels_of_all_channels_apart() -> None:
     # 64 pixels, each of another colour of the 4 x 4 x 4: log2(64) bits. 63 is of the lowest level.
     levels = torch.tensor([63, 64, 191, 192])
     colours = torch.cartesian_prod(levels, levels, levels).to(torch.uint8)
-    assert measure(colours.T.reshape(1, 3, 8, 8)).colour_entropy == pytest.approx(6.0)
+    assert measure(colours.T.reshape(1, 3, 8, 8), "colour_entropy") == pytest.approx(6.0)
 
 
 def test_pixel_diversity_is_the_mean_difference_of_pairs() -> None:
     # Black, white, white: of three pairs two differ, by 1.
-    assert measure(paint(0, 255, 255)).pixel_diversity == pytest.approx(2 / 3)
-    assert measure(paint(51, 102)).pixel_diversity == pytest.approx(0.2)
+    assert measure(paint(0, 255, 255), "pixel_diversity") == pytest.approx(2 / 3)
     # A difference of 1 in half of the pixels: sqrt(1 / 2).
     halves = paint(0, 0)
     halves[1, :, :8] = 255
-    assert measure(halves).pixel_diversity == pytest.approx(math.sqrt(0.5))
-
-
-def test_pixel_diversity_is_zero_for_equal_pictures_and_undefined_for_one() -> None:
-    assert measure(draw_cells(3).expand(4, -1, -1, -1)).pixel_diversity == 0.0
-    assert math.isnan(measure(draw_cells(3)).pixel_diversity)
+    assert measure(halves, "pixel_diversity") == pytest.approx(math.sqrt(0.5))
+    assert measure(draw_cells(3).expand(4, -1, -1, -1), "pixel_diversity") == 0.0
+    assert math.isnan(measure(draw_cells(3), "pixel_diversity"))
 
 
 def test_pixel_diversity_does_not_count_what_averages_out() -> None:
     # 64 x 64 pixels are scaled to 32 x 32: every 2 x 2 block of alternating pixels is grey.
     pictures = torch.cat([draw_cells(1, size=64), 255 - draw_cells(1, size=64)])
-    assert measure(pictures).pixel_diversity == pytest.approx(0.0, abs=1e-6)
+    assert measure(pictures, "pixel_diversity") == pytest.approx(0.0, abs=1e-6)
 
 
 def test_source_copies_are_pictures_that_differ_by_no_more_than_a_decoder_changes() -> None:
-    source = paint(100)[0]
-    prompts = [Prompt("edit", "turn it", sources=(source,)), Prompt("sign", "a sign")]
+    prompts = [Prompt("edit", "turn it", sources=(paint(100)[0],)), SIGN]
     # A step of 6 in 255 is 0.0235, one of 5 is 0.0196.
-    groups = torch.stack([paint(100, 105, 106, 200)] * 2)
-    shares = source_copies(prompts, groups)
-    assert shares[0] == 0.5
-    assert shares[1].isnan()
+    values = measure_pictures(prompts, torch.stack([paint(100, 105, 106, 200)] * 2))
+    assert values["source_copies"][0] == 0.5
+    assert values["source_copies"][1].isnan()
 
 
-def test_measure_groups_gives_one_value_per_prompt() -> None:
-    values = measure_groups(torch.stack([paint(0, 255), paint(0, 0)]))
-    assert list(values) == [
-        "edge_density",
-        "dark_fraction",
-        "bright_fraction",
-        "colour_entropy",
-        "pixel_diversity",
-    ]
+def test_measures_have_one_value_per_prompt() -> None:
+    values = measure_pictures([SIGN] * 2, torch.stack([paint(0, 255), paint(0, 0)]))
+    assert tuple(values) == PICTURE_MEASURES
     assert values["dark_fraction"].tolist() == [0.5, 1.0]
-    assert values["pixel_diversity"].tolist() == [1.0, 0.0]
 
 
-def test_band_has_mean_and_sample_std_of_prompts() -> None:
+def test_band_has_mean_and_sample_std_of_prompts_with_a_value() -> None:
     # Deviations -2, 0, 2: sample variance 8 / 2. NaN is left out.
-    bands = make_bands({"entropy": torch.tensor([1.0, NAN, 3.0, 5.0])})
-    assert bands == {"entropy": Band(mean=3.0, std=2.0, prompts=3)}
+    values = {"seen": torch.tensor([1.0, NAN, 3.0, 5.0]), "rare": torch.tensor([1.0, NAN])}
+    assert make_bands(values) == {"seen": Band(mean=3.0, std=2.0, prompts=3)}
 
 
-def test_band_half_width_has_both_standard_errors() -> None:
+def test_band_has_both_standard_errors() -> None:
     # 3 * 2 * sqrt(1 / 4 + 1 / 16) = 6 * 0.559017.
-    assert Band(0.0, 2.0, 16).half_width(4, 3.0) == pytest.approx(3.354102)
-    # A band of many prompts leaves the standard error of the step, 2 / sqrt(4), 3 times.
-    assert Band(0.0, 2.0, 10**9).half_width(4, 3.0) == pytest.approx(3.0)
+    assert Band(0.0, 2.0, 16).limits(4, 3.0) == pytest.approx((-3.354102, 3.354102))
 
 
 def test_departures_are_means_outside_the_band_at_either_side() -> None:
@@ -170,16 +152,15 @@ def test_departures_are_means_outside_the_band_at_either_side() -> None:
         "high": torch.tensor([14.0, 14.5]),
         "edge": torch.tensor([6.0, 6.0]),
     }
-    assert find_departures(bands, values, 4.0) == (
-        Departure("low", 5.5, 6.0, 14.0),
-        Departure("high", 14.25, 6.0, 14.0),
-    )
+    low, high = find_departures(bands, values, 4.0)
+    assert (low, high) == (Departure("low", 5.5, 6.0, 14.0), Departure("high", 14.25, 6.0, 14.0))
+    assert "low 5.5 is below 6..14" in low.describe()
+    assert "high 14.25 is above 6..14" in high.describe()
     assert find_departures(bands, values, 5.0) == ()
 
 
 def test_a_band_moves_to_the_mean_of_other_prompts_with_the_spread_of_both() -> None:
-    values = {"edge_density": torch.tensor([1.0, 2.0, 3.0])}
-    band = make_bands(values)["edge_density"]
+    band = make_bands({"edge_density": torch.tensor([1.0, 2.0, 3.0])})["edge_density"]
     # Squares around the own means: 1 + 0 + 1, and 1 + 1; degrees of freedom: 2 + 1.
     moved = band.moved_to(torch.tensor([10.0, NAN, 12.0]))
     assert (moved.mean, moved.prompts) == (11.0, 2)
@@ -206,37 +187,10 @@ def test_departures_of_a_constant_canary_need_more_than_rounding() -> None:
     assert [departure.name for departure in find_departures(bands, far, 4.0)] == ["bright_fraction"]
 
 
-def test_departure_describes_itself() -> None:
-    text = "bright_fraction 0.75 is above 0.1..0.25, the band of the untrained model"
-    assert Departure("bright_fraction", 0.75, 0.1, 0.25).describe() == text
-    assert "is below 0.1..0.25" in Departure("bright_fraction", 0.05, 0.1, 0.25).describe()
-
-
-def test_bands_refuse_single_prompts_and_infinite_values() -> None:
-    with pytest.raises(ValueError, match="canary watched: 1 of 2 prompts of the untrained model"):
-        make_bands({"watched": torch.tensor([1.0, NAN])})
-    with pytest.raises(ValueError, match="canary watched is"):
-        make_bands({"watched": torch.tensor([1.0, math.inf, 2.0])})
-    bands = {"watched": Band(0.0, 1.0, 4)}
-    with pytest.raises(ValueError, match="canary watched is"):
-        find_departures(bands, {"watched": torch.tensor([math.inf])}, 4.0)
-
-
-def test_departures_refuse_other_names_and_margins_that_are_none() -> None:
-    bands = {"a": Band(0.0, 1.0, 4), "b": Band(0.0, 1.0, 4)}
-    values = {"b": torch.tensor([0.0]), "c": torch.tensor([0.0])}
-    with pytest.raises(ValueError, match=re.escape("canaries a, c: measured on")):
-        find_departures(bands, values, 4.0)
-    with pytest.raises(ValueError, match="margin 0"):
-        find_departures(bands, {"a": values["b"], "b": values["b"]}, 0.0)
-
-
 def test_departures_show_a_variety_that_vanishes_where_prompts_differ_much() -> None:
     # Mean 0.25, sample std 0.289: six standard errors of four prompts reach down to -0.97.
     names = ("pixel_diversity", "bright_fraction")
     bands = make_bands(dict.fromkeys(names, torch.tensor([0.0, 0.5, 0.0, 0.5])))
-    assert bands["pixel_diversity"].collapse_below == pytest.approx(0.025)
-    assert bands["bright_fraction"].collapse_below is None
     alike = dict.fromkeys(names, torch.full((4,), 0.024))
     (departure,) = find_departures(bands, alike, margin=6.0)
     assert departure.name == "pixel_diversity"

@@ -13,7 +13,7 @@ from torch import Tensor
 from glm_grpo.studio.probe.credit import ProbedCredit
 from glm_grpo.studio.probe.probe import FullDecode, ProbeSamples
 from glm_grpo.training.monitors.recheck import compare_ranks
-from rewards.audit.audit import RewardAudit, TermAudit, audit_table, decoder_fractions
+from rewards.audit import RewardAudit, TermAudit, audit_table, decoder_fractions
 from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
 
@@ -30,7 +30,7 @@ class ProbedTerm:
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
             samples; NaN without targets.
         copied_source: Mean score of the unchanged first source picture; NaN without sources.
-        decoder_fraction: See `rewards.audit.audit.decoder_fractions`.
+        decoder_fraction: See `rewards.audit.decoder_fractions`.
     """
 
     audit: TermAudit

@@ -26,7 +26,7 @@ from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
-from rewards.audit.audit import describe_rare_terms
+from rewards.audit import describe_rare_terms
 from rewards.problems import Problem, describe_problems, known_keys, nearest_keys
 from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
 from rewards.terms import KINDS

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from glm_grpo.grpo.signal_to_noise import Signal
 from glm_grpo.studio.probe.credit import ProbedCredit
-from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
-from rewards.audit.audit import RewardAudit, TermAudit
+from glm_grpo.studio.probe.figures import ProbeReport, ProbedDecode, ProbedTerm
+from rewards.audit import RewardAudit, TermAudit
 
 NAN = float("nan")
 AUDITED = (

@@ -13,7 +13,6 @@ from glm_grpo.training.monitors.hacking import (
     STEPS_IN_A_ROW,
     CanaryReading,
     HackingMonitor,
-    measure_pictures,
 )
 from glm_grpo.types import (
     Advantages,
@@ -23,6 +22,7 @@ from glm_grpo.types import (
     PromptBatch,
     Rollout,
 )
+from rewards.canaries import measure_pictures
 from rewards.types import Prompt, RewardTable
 
 PROMPTS = tuple(Prompt(str(index), "a sign") for index in range(4))
@@ -44,20 +44,14 @@ def table(watched, applies=(True,) * 4):
     )
 
 
-def evaluation(images, rewards, entropy=(1.0, 1.1, 0.9, 1.0)):
-    return Evaluation(
-        0,
-        PROMPTS,
-        images,
-        rewards,
-        torch.zeros(4, 2),
-        entropy=torch.tensor(entropy),
-    )
+def evaluation(images, rewards, prompts=PROMPTS):
+    entropy = torch.tensor((1.0, 1.1, 0.9, 1.0))
+    return Evaluation(0, prompts, images, rewards, torch.zeros(4, 2), entropy=entropy)
 
 
-def experience(images, rewards, entropy=1.0):
+def experience(images, rewards, entropy=1.0, prompts=PROMPTS):
     return Experience(
-        prompts=PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=SEEDS),
+        prompts=PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=SEEDS),
         rollout=Rollout(
             token_ids=torch.zeros(4, 2, 3, dtype=torch.int64),
             log_probs=torch.full((4, 2, 3), -entropy),
@@ -73,18 +67,31 @@ def experience(images, rewards, entropy=1.0):
 
 UNTRAINED = grey(100, 110, 90, 100)
 SCORES = [0.4, 0.5, 0.6, 0.5]
+USUAL = experience(UNTRAINED, table(SCORES))
+BRIGHT = experience(grey(250, 250, 250, 250), table(SCORES))
 
 
 @pytest.fixture
-def hacking_monitor(tmp_path):
-    made = HackingMonitor(RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0, outside={})
+def make_monitor(tmp_path):
+    def make(*, watch=("seen",), evaluated=(), outside=None):
+        outside = {} if outside is None else outside
+        return HackingMonitor(
+            RunFolder(tmp_path), watch=watch, evaluated=evaluated, margin=4.0, outside=outside
+        )
+
+    return make
+
+
+@pytest.fixture
+def monitor(make_monitor):
+    made = make_monitor()
     made.learn(evaluation(UNTRAINED, table(SCORES)))
     return made
 
 
 def measure(monitor, taken, step=2, times=STEPS_IN_A_ROW):
     """Judges the same experience at several steps in a row; the result of the last one."""
-    pictures = measure_pictures(taken.prompts.prompts, taken.images)
+    pictures = measure_pictures(taken.prompts.prompts, taken.images.pixels)
     return [monitor.measure(step + index, taken, pictures) for index in range(times)][-1]
 
 
@@ -92,8 +99,8 @@ def names(reading):
     return {departure.name for departure in reading.departures}
 
 
-def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
-    reading = measure(hacking_monitor, experience(UNTRAINED, table(SCORES)))
+def test_monitor_is_quiet_on_what_the_untrained_model_draws(monitor):
+    reading = measure(monitor, USUAL)
 
     assert reading.departures == ()
     assert reading.metrics["canary/departures"] == 0.0
@@ -106,168 +113,127 @@ def test_sentinel_is_quiet_on_what_the_untrained_model_draws(hacking_monitor):
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        (experience(grey(250, 250, 250, 250), table(SCORES)), "bright_fraction"),
-        (experience(grey(3, 3, 3, 3), table(SCORES)), "dark_fraction"),
+        (BRIGHT, "bright_fraction"),
         (experience(UNTRAINED, table(SCORES), entropy=0.2), "token_entropy"),
         (experience(UNTRAINED, table([0.05, 0.1, 0.0, 0.1])), "seen"),
     ],
 )
-def test_sentinel_names_the_canary_that_left_its_band(hacking_monitor, changed, name):
-    reading = measure(hacking_monitor, changed)
+def test_monitor_names_the_canary_that_left_its_band(monitor, changed, name):
+    reading = measure(monitor, changed)
 
     assert names(reading) == {name}
     assert reading.metrics["canary/departures"] == 1.0
 
 
-def test_copies_of_the_source_leave_their_band_upwards_alone(tmp_path):
+def test_copies_of_the_source_leave_their_band_upwards_alone(make_monitor):
     drawn = grey(40, 90, 140, 200)
-    copied = tuple(
-        replace(prompt, sources=(pixels[0],))
-        for prompt, pixels in zip(PROMPTS, drawn.pixels, strict=True)
-    )
-    edited = tuple(
-        replace(prompt, sources=(255 - pixels,))
-        for prompt, (pixels,) in zip(PROMPTS, ((each[0],) for each in drawn.pixels), strict=True)
-    )
-    monitor = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0, outside={})
-    monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=edited))
-    step = experience(drawn, table(SCORES))
+
+    def editing(sources):
+        pairs = zip(PROMPTS, sources, strict=True)
+        return tuple(replace(prompt, sources=(source[0],)) for prompt, source in pairs)
+
+    copied, edited = editing(drawn.pixels), editing(255 - drawn.pixels)
+    monitor = make_monitor()
+    monitor.learn(evaluation(drawn, table(SCORES), edited))
 
     def of(prompts):
-        return measure(monitor, replace(step, prompts=replace(step.prompts, prompts=prompts)))
+        return measure(monitor, experience(drawn, table(SCORES), prompts=prompts))
 
     assert of(edited).metrics["canary/source_copies"] == 0.0
     assert names(of(edited)) == set()
     assert of(copied).metrics["canary/source_copies"] == 1.0
     assert names(of(copied)) == {"source_copies"}
     # The untrained model copied: to copy less is no departure.
-    monitor.learn(replace(evaluation(drawn, table(SCORES)), prompts=copied))
+    monitor.learn(evaluation(drawn, table(SCORES), copied))
     assert names(of(edited)) == set()
-    restored = HackingMonitor(RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0, outside={})
-    restored.restore()
-    assert restored._bands == monitor._bands
 
 
-def test_sentinel_warns_when_a_canary_leaves_and_when_it_comes_back(hacking_monitor, caplog):
-    bright = experience(grey(250, 250, 250, 250), table(SCORES))
-    usual = experience(UNTRAINED, table(SCORES))
+def test_monitor_warns_when_a_canary_leaves_and_when_it_comes_back(monitor, caplog):
     with caplog.at_level(logging.WARNING):
         # Two steps of unusual prompts are no departure, however often.
-        for each in (bright, usual, bright):
-            assert measure(hacking_monitor, each, times=2).departures == ()
+        for each in (BRIGHT, USUAL, BRIGHT):
+            assert measure(monitor, each, times=2).departures == ()
         assert caplog.messages == []
-        measure(hacking_monitor, bright, times=2)
-        measure(hacking_monitor, usual, times=2)
+        measure(monitor, BRIGHT, times=2)
+        measure(monitor, USUAL, times=2)
 
     left, back = caplog.messages
     assert "bright_fraction" in left
     assert "above" in left
-    assert back == "canary: bright_fraction is back in its band"
+    assert "bright_fraction is back" in back
 
 
-def test_sentinel_leaves_out_prompts_to_which_a_watched_term_does_not_apply(hacking_monitor):
+def test_monitor_leaves_out_prompts_to_which_a_watched_term_does_not_apply(monitor):
     # Where the term does not apply a table holds 0, which would pull the mean down.
     scores = table([0.5, 0.5, 0.0, 0.0], applies=(True, True, False, False))
-
-    reading = measure(hacking_monitor, experience(UNTRAINED, scores))
+    reading = measure(monitor, experience(UNTRAINED, scores))
 
     assert reading.metrics["canary/seen"] == pytest.approx(0.5)
     assert reading.departures == ()
 
 
-def test_sentinel_does_not_judge_what_has_no_value_on_the_held_out_prompts(tmp_path, caplog):
-    hacking_monitor = HackingMonitor(
-        RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0, outside={}
-    )
+def test_monitor_does_not_judge_what_has_no_value_on_the_held_out_prompts(make_monitor, caplog):
+    monitor = make_monitor()
     single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)
-    nowhere = table(SCORES, applies=(False,) * 4)
     with caplog.at_level(logging.WARNING):
-        hacking_monitor.learn(evaluation(single, nowhere))
+        monitor.learn(evaluation(single, table(SCORES, applies=(False,) * 4)))
+    reading = measure(monitor, experience(UNTRAINED, table([9.0] * 4)))
 
-    reading = measure(hacking_monitor, experience(UNTRAINED, table([9.0] * 4)))
-
-    named = [message.partition(" (")[0].partition(": ")[2] for message in caplog.messages]
-    assert sorted(named) == ["pixel_diversity", "seen"]
+    assert "not watched in this run: pixel_diversity, seen (" in caplog.text
     assert reading.departures == ()
     assert reading.metrics["canary/seen"] == 9.0
-    assert math.isfinite(reading.metrics["canary/pixel_diversity"])
 
 
-def test_sentinel_of_a_resumed_run_judges_as_before(hacking_monitor, tmp_path):
+def test_monitor_of_a_resumed_run_judges_as_before(monitor, make_monitor):
     changed = experience(grey(250, 250, 250, 250), table(SCORES), entropy=0.2)
-    before = measure(hacking_monitor, changed, times=2)
-    resumed = HackingMonitor(
-        RunFolder(tmp_path),
-        watch=["seen"],
-        evaluated=[],
-        margin=4.0,
-        outside=dict(hacking_monitor._outside),
-    )
+    measure(monitor, changed, times=2)
+    resumed = make_monitor(outside=dict(monitor._outside))
     resumed.restore()
 
-    assert before.departures == ()
-    assert measure(resumed, changed, times=1) == measure(hacking_monitor, changed, times=1)
-    assert names(measure(resumed, changed, times=1)) == {"bright_fraction", "token_entropy"}
+    reading = measure(resumed, changed, times=1)
+    assert names(reading) == {"bright_fraction", "token_entropy"}
+    assert reading == measure(monitor, changed, times=1)
 
 
-def test_the_first_step_moves_the_bands_to_the_prompts_that_are_trained_on(tmp_path, caplog):
-    def made():
-        return HackingMonitor(
-            RunFolder(tmp_path), watch=["seen"], evaluated=[], margin=4.0, outside={}
-        )
-
-    monitor = made()
-    monitor.learn(evaluation(UNTRAINED, table(SCORES)))
+def test_the_first_step_moves_the_bands_to_the_prompts_that_are_trained_on(monitor, make_monitor):
     # As after a warm start on these prompts: surer, and better.
     first = experience(grey(250, 240, 250, 240), table([0.9, 1.0, 0.9, 1.0]), entropy=0.2)
 
-    with caplog.at_level(logging.WARNING):
-        assert measure(monitor, first, step=1).departures == ()
-        resumed = made()
-        resumed.restore()
-        assert measure(resumed, first).departures == ()
-        assert caplog.messages == []
-        # What the held-out prompts were is a departure now.
-        assert names(measure(resumed, experience(UNTRAINED, table(SCORES)))) >= {"token_entropy"}
-
-
-def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(tmp_path, caplog):
-    monitor = HackingMonitor(
-        RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0, outside={}
-    )
-    monitor.learn(evaluation(UNTRAINED, table(SCORES)))
-    resumed = HackingMonitor(
-        RunFolder(tmp_path), watch=[], evaluated=["seen"], margin=4.0, outside={}
-    )
+    assert measure(monitor, first, step=1).departures == ()
+    resumed = make_monitor()
     resumed.restore()
+    assert measure(resumed, first).departures == ()
+    # What the held-out prompts were is a departure now.
+    assert names(measure(resumed, USUAL)) >= {"token_entropy"}
+
+
+def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(make_monitor, caplog):
+    monitor = make_monitor(watch=(), evaluated=["seen"])
+    monitor.learn(evaluation(UNTRAINED, table(SCORES)))
     # Sample std 0.0816, four prompts on both sides: 0.5 - 4 * 0.0816 * sqrt(1/2) = 0.269.
     lowest = 0.5 - 4 * math.sqrt(0.02 / 3) * math.sqrt(0.5)
 
-    def judge(*scores, by=monitor):
-        return by.measure_evaluation(evaluation(UNTRAINED, table(list(scores))))
+    def judge(score):
+        return monitor.measure_evaluation(evaluation(UNTRAINED, table([score] * 4)))
 
-    assert judge(1.0, 1.0, 1.0, 1.0) == CanaryReading({"canary/seen": 1.0}, ())
-    assert judge(0.27, 0.27, 0.27, 0.27).departures == ()
+    assert judge(1.0) == CanaryReading({"canary/seen": 1.0}, ())
+    assert judge(0.27).departures == ()
     with caplog.at_level(logging.WARNING):
-        assert judge(0.26, 0.26, 0.26, 0.26).departures == ()
-        (departure,) = judge(0.26, 0.26, 0.26, 0.26).departures
+        assert judge(0.26).departures == ()
+        (departure,) = judge(0.26).departures
         # A step says nothing about it, and nothing of it is forgotten there.
         of_step = measure(monitor, experience(UNTRAINED, table([0.0] * 4)))
-        judge(0.25, 0.25, 0.25, 0.25)
-        judge(*SCORES)
+        judge(0.25)
+        judge(0.5)
     assert (departure.name, departure.high) == ("seen", math.inf)
     assert departure.low == pytest.approx(lowest)
     assert of_step.departures == ()
     assert "canary/seen" not in of_step.metrics
     left, back = caplog.messages
-    assert "seen 0.26 is below 0.2691..inf" in left
-    assert back == "canary: seen is back in its band"
-    judge(0.1, 0.1, 0.1, 0.1, by=resumed)
-    assert names(judge(0.1, 0.1, 0.1, 0.1, by=resumed)) == {"seen"}
+    assert "below" in left
+    assert "seen is back" in back
 
 
-def test_sentinel_says_where_bands_are_missing(tmp_path):
-    with pytest.raises(StorageError, match="canaries.json"):
-        HackingMonitor(
-            RunFolder(tmp_path), watch=[], evaluated=[], margin=4.0, outside={}
-        ).restore()
+def test_monitor_says_where_bands_are_missing(make_monitor):
+    with pytest.raises(StorageError, match=r"canaries.json"):
+        make_monitor().restore()

@@ -4,7 +4,7 @@
 
   const { fmt } = window.glmGallery.parts;
 
-  /* As STD_FLOOR of rewards/audit/canaries.py: the smallest standard deviation of a band. */
+  /* As STD_FLOOR of rewards/canaries.py: the smallest standard deviation of a band. */
   const BAND_STD_FLOOR = 1e-3;
   /* Least and greatest value of the measures of pictures there; terms that watch may have any. Those
      without an upper end have one that rounding can pass. */
@@ -154,7 +154,7 @@
    *     is_of_evaluations}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.
-   * Source: Band.limits of rewards/audit/canaries.py.
+   * Source: Band.limits of rewards/canaries.py.
    */
   function canaryBand(name, band, margin, prompts) {
     const counts = band.is_of_evaluations ? prompts.map(() => band.prompts) : prompts;

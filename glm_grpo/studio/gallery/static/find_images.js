@@ -75,7 +75,7 @@
     return bands === null || margin === null ? [] : Object.keys(bands);
   }
 
-  /** Names of the canaries that left their band in a step; see rewards.audit.canaries.find_departures.
+  /** Names of the canaries that left their band in a step; see rewards.canaries.find_departures.
       `metrics` is the step's row of loadMetrics(). */
   function listDepartures(metrics, groups) {
     return listCanaries().filter((name) => judgeCanary(name, metrics, groups)?.isInside === false);

@@ -1,0 +1,199 @@
+"""Audit the terms of a reward, individually and together, from a table of raw scores.
+
+Within a group means among the G images of one prompt, which is all that an advantage compares.
+Prompts to which a term does not apply are excluded from all values of that term; NaN stands for
+undefined values, such as the mean of a term that applies to no prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
+from rewards.types import RewardTable
+
+
+@dataclass(frozen=True)
+class TermAudit:
+    """Audit of one term, in units of its raw score unless stated otherwise.
+
+    Attributes:
+        mean: Mean over all images.
+        std: Population std over all images.
+        std_within: Root of the mean over groups of the population variance within a group: the part
+            of `std` that training sees.
+        flat_fraction: Fraction of groups whose images all have the same score, see
+            `reweigh.is_flat`; 0..1.
+        advantage_share: See `reweigh.advantage_shares`; the shares of all terms add up to 1.
+        headroom: See `headroom`.
+        saturation: See `saturation`; 0..1.
+    """
+
+    name: str
+    mean: float
+    std: float
+    std_within: float
+    flat_fraction: float
+    advantage_share: float
+    headroom: float
+    saturation: float
+
+
+@dataclass(frozen=True)
+class RewardAudit:
+    """Audit of a whole reward: its terms in the order of the table, `correlations`, `headroom`."""
+
+    terms: tuple[TermAudit, ...]
+    correlations: Float64[Tensor, "R R"]
+    headroom: float
+
+
+def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
+    """Audit a reward from its raw scores and weights; `mode` affects only shares and the total."""
+    shares = advantage_shares(table, mode=mode).tolist()
+    terms = [
+        _audit_term(name, table.raw[table.is_applicable[:, column], :, column], share)
+        for column, (name, share) in enumerate(zip(table.names, shares, strict=True))
+    ]
+    return RewardAudit(tuple(terms), correlations(table), headroom(combine(table, mode=mode)))
+
+
+def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> TermAudit:
+    exact = scores.double()
+    within = exact - exact.mean(dim=1, keepdim=True)
+    return TermAudit(
+        name=name,
+        mean=exact.mean().item(),
+        std=(exact - exact.mean()).square().mean().sqrt().item(),
+        std_within=within.square().mean(dim=1).mean().sqrt().item(),
+        flat_fraction=is_flat(scores).double().mean().item(),
+        advantage_share=share,
+        headroom=headroom(scores),
+        saturation=saturation(scores),
+    )
+
+
+def correlations(table: RewardTable) -> Float64[Tensor, "R R"]:
+    """Pearson correlation of each pair of terms within groups.
+
+    Scores are centred within their group and pooled over the groups to which both terms apply, so
+    that a group's weight depends on the variation of its scores. Differences between prompts, such
+    as prompts on which both terms score high, do not count, because no advantage compares them.
+
+    Returns:
+        Symmetric, -1..1; NaN if a term is flat in every group to which both apply.
+    """
+    exact = table.raw.double()
+    centred = _fill_unvaried(exact - exact.mean(dim=1, keepdim=True), table.raw, table)
+    covariance = torch.einsum("pgr,pgs->rs", centred, centred)
+    # [r, s]: variance of term r, over the groups to which s applies as well.
+    variance = centred.square().sum(dim=1).T @ table.is_applicable.double()
+    # For a flat term, 0 / 0 gives the documented NaN.
+    return (covariance / (variance * variance.T).sqrt()).clamp(-1.0, 1.0)
+
+
+def headroom(scores: Float32[Tensor, "P G"]) -> float:
+    """Mean over prompts of the best of G minus the mean: the gain from picking the best image.
+
+    Near 0 there is nothing to reinforce: the policy generates no images better than its average.
+    """
+    exact = scores.double()
+    return (exact.amax(dim=1) - exact.mean(dim=1)).mean().item()
+
+
+def saturation(scores: Float32[Tensor, "P G"]) -> float:
+    """Fraction of a group's other images that score as high as its best one, averaged over groups.
+
+    0 if every group has a single best image, 1 if all groups are flat, NaN for single images. It
+    grows when a term has reached its ceiling, without the need to know that ceiling: the best
+    possible score is 1 for some terms and unknown or infinite for others. A term stuck at its floor
+    is tied in the same way; its mean distinguishes the two cases. Differences within
+    `reweigh.FLAT_TOLERANCE` count as equal.
+    """
+    best = scores.amax(dim=1, keepdim=True)
+    tolerance = FLAT_TOLERANCE * scores.abs().amax(dim=1, keepdim=True)
+    tied = (scores >= best - tolerance).sum(dim=1) - 1
+    # For an image without others, 0 / 0 gives the documented NaN.
+    return (tied.double() / (scores.shape[1] - 1)).mean().item()
+
+
+def decoder_fractions(
+    decoded: Float32[Tensor, "P K R"], table: RewardTable
+) -> Float64[Tensor, " R"]:
+    """Variance caused by the decoder relative to the variance within a group, per term.
+
+        fraction = mean_P(var_K(decoded)) / mean_P(var_G(raw))
+
+    with sample variances (divided by K - 1 and G - 1, unbiased for any K and G) and means over the
+    prompts to which the term applies. It estimates a fraction but is the quotient of two estimates,
+    so it can exceed 1; it is not clipped, because that would hide how noisy it is. With one initial
+    noise per group, the advantages do not contain this variance itself; a high fraction means that
+    the noise decides by chance which image the term prefers.
+
+    Args:
+        decoded: Raw scores of the same tokens per prompt, decoded with K >= 2 seeds.
+        table: Raw scores of the ordinary groups of the same prompts and terms, G >= 2.
+
+    Returns:
+        Fractions >= 0; NaN if a term applies to no prompt or is flat in every group.
+    """
+    sums = [
+        _fill_unvaried(scores.double().var(dim=1, keepdim=True), scores, table).sum(dim=(0, 1))
+        for scores in (decoded, table.raw)
+    ]
+    # Not infinite: without any variance, the fraction is undefined.
+    return sums[0] / sums[1].masked_fill(sums[1] == 0, math.nan)
+
+
+def _fill_unvaried(
+    values: Float64[Tensor, "P N R"], scores: Float32[Tensor, "P G R"], table: RewardTable
+) -> Float64[Tensor, "P N R"]:
+    """Exactly 0 where a term does not apply, and in flat groups, which only differ by rounding."""
+    is_left_out = is_flat(scores) | ~table.is_applicable
+    return values.masked_fill(is_left_out[:, None, :], 0.0)
+
+
+def describe_rare_terms(
+    weights: Mapping[str, float],
+    counts: Mapping[str, int],
+    total: int,
+    *,
+    of: str,
+    others: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Name the weighted terms that apply to none or to fewer than half of the prompts.
+
+    Where a term does not apply, its weight goes to the others, so the actual reward differs from
+    what its weights suggest.
+
+    Args:
+        counts: Number of prompts to which each term applies.
+        total: Number of all prompts.
+        of: Name of the prompts, such as `training prompts`.
+        others: For terms that apply to some prompts, a few of those to which they do not.
+
+    Returns:
+        A line for each number of prompts, such as `lpips and ssim (60% of the weight) apply to
+        none of the 12 training prompts`; the rarest terms first.
+    """
+    sizes = {name: abs(weight) for name, weight in weights.items() if weight != 0}
+    lines = []
+    for count in sorted({counts[name] for name in sizes if 2 * counts[name] < total}):
+        names = [name for name in sizes if counts[name] == count]
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        share = sum(sizes[name] for name in names) / sum(sizes.values())
+        verb = "apply" if len(names) > 1 else "applies"
+        line = (
+            f"{listed} ({share:.0%} of the weight) {verb} to {count or 'none'} of the {total} {of}"
+        )
+        # Terms in one line may be missing for different prompts; name those missing for all of
+        # them.
+        named = {others[name] for name in names} if others and count else set()
+        lines.append(f"{line}; not to {named.pop()}" if len(named) == 1 else line)
+    return lines

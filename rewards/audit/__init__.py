@@ -1,1 +1,0 @@
-"""Audit a reward by its scores: shares of the advantage, correlations, canaries."""
