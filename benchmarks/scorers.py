@@ -14,7 +14,8 @@ from benchmarks.embedded import CPU
 from glm_grpo.config import Config
 from rewards.base import Reward, TermConfig
 from rewards.build import build_reward
-from rewards.terms.ocr import OcrReward, RapidOcrConfig, to_bgr_arrays
+from rewards.pictures import to_bgr_arrays
+from rewards.terms.ocr import OcrReward, RapidOcrConfig
 from rewards.terms.reading_orders import TextBox, text_box
 from rewards.types import Prompt
 

@@ -115,6 +115,12 @@ def describe_misfit(size: tuple[int, int], *, height: int, width: int) -> str:
     return f"{size[0]} x {size[1]}: {', '.join(parts)}" if parts else ""
 
 
+def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
+    """Convert pictures to the arrays of OpenCV: height, width, blue-green-red."""
+    arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
+    return list(arrays)
+
+
 def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
     """Encode a picture losslessly as an 8-bit RGB PNG."""
     stream = io.BytesIO()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 from pydantic import Field
@@ -219,28 +218,3 @@ class OcrReward:
 
     def _fold(self, text: str) -> str:
         return fold_text(text, is_case_sensitive=self._is_case_sensitive)
-
-
-def surest_reading(
-    upright: tuple[TextBox, float], turned: Iterable[tuple[TextBox, float]]
-) -> tuple[TextBox, float]:
-    """Choose among readings of the same box, turned in several ways.
-
-    Args:
-        upright: What the engine read, and its confidence, 0..1.
-        turned: The same for the box turned in other ways. A single letter does not count: it may be
-            a stroke of an upright one.
-
-    Returns:
-        The one with the most letters that are likely right, less those that are likely wrong:
-        confidence alone may prefer a part of the text, its product with the length repeated
-        letters.
-    """
-    readings = [upright, *(reading for reading in turned if len(reading[0].text) > 1)]
-    return max(readings, key=lambda reading: len(reading[0].text) * (2 * reading[1] - 1))
-
-
-def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
-    """Convert pictures to the arrays of OpenCV, and both engines: height, width, blue-green-red."""
-    arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
-    return list(arrays)

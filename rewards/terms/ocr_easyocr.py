@@ -12,8 +12,8 @@ from easyocr.config import MODULE_PATH
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import surest_reading, to_bgr_arrays
-from rewards.terms.reading_orders import TextBox, text_box
+from rewards.pictures import to_bgr_arrays
+from rewards.terms.reading_orders import TextBox, surest_reading, text_box
 from rewards.types import RewardError, describe_error
 
 _TALL = 1.5

@@ -13,8 +13,8 @@ from rapidocr.utils.output import RapidOCROutput
 from rapidocr.utils.process_img import get_rotate_crop_image
 from torch import Tensor, nn
 
-from rewards.terms.ocr import surest_reading, to_bgr_arrays
-from rewards.terms.reading_orders import TextBox, text_box
+from rewards.pictures import to_bgr_arrays
+from rewards.terms.reading_orders import TextBox, surest_reading, text_box
 
 _THINNEST, _ROOM = 100, 8
 """Largest aspect ratio of pictures passed on unchanged, and the one to which others are padded."""

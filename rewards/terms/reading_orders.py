@@ -1,9 +1,9 @@
-"""Put boxes of text into the orders in which people read a page."""
+"""Boxes of text, and the orders in which people read a page."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,6 +105,25 @@ def _cells(
     starts = centres - np.concatenate([halves[:1], halves])
     stops = centres + np.concatenate([halves, halves[-1:]])
     return starts.clip(0, 1), stops.clip(0, 1)
+
+
+def surest_reading(
+    upright: tuple[TextBox, float], turned: Iterable[tuple[TextBox, float]]
+) -> tuple[TextBox, float]:
+    """Choose among readings of the same box, turned in several ways.
+
+    Args:
+        upright: What the engine read, and its confidence, 0..1.
+        turned: The same for the box turned in other ways. A single letter does not count: it may be
+            a stroke of an upright one.
+
+    Returns:
+        The one with the most letters that are likely right, less those that are likely wrong:
+        confidence alone may prefer a part of the text, its product with the length repeated
+        letters.
+    """
+    readings = [upright, *(reading for reading in turned if len(reading[0].text) > 1)]
+    return max(readings, key=lambda reading: len(reading[0].text) * (2 * reading[1] - 1))
 
 
 def reading_orders(boxes: Sequence[TextBox]) -> list[tuple[int, ...]]:

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.terms.ocr import OcrReward, surest_reading, to_bgr_arrays
-from rewards.terms.reading_orders import TextBox
+from rewards.pictures import to_bgr_arrays
+from rewards.terms.ocr import OcrReward
+from rewards.terms.reading_orders import TextBox, surest_reading
 from rewards.types import Prompt, RewardError
 
 
