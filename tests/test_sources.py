@@ -38,7 +38,7 @@ def test_sources_have_no_call_that_runs_what_it_reads(danger: str) -> None:
     ("call", "place"),
     [
         (r"\bImage\.open\(", "rewards/pictures.py"),
-        (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/remote/client.py"),
+        (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/http_client.py"),
     ],
 )
 def test_pictures_and_answers_come_in_at_one_place_with_its_bounds(call: str, place: str) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.training.distributed.strategy import make_accelerator
-from rewards.build import build_reward
-from rewards.remote.serve import serve
+from rewards.serve import serve
 
 
 def serve_term(
@@ -27,5 +25,5 @@ def serve_term(
             f"{name!r} is not a term of this config ({', '.join(terms)}); name one of them, or add "
             f"it: +reward.terms.{name}.weight=1"
         )
-    build = partial(build_reward, terms[name], make_accelerator().device)
-    serve(build, name=name, needs=terms[name].needs(), host=host, port=port, announce=announce)
+    device = make_accelerator().device
+    serve(terms[name], name=name, device=device, host=host, port=port, announce=announce)

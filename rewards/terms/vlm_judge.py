@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from jaxtyping import Float32, UInt8
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 
-from rewards.base import Need, Reward, TermConfig
+from rewards.base import Need, Reward, TermConfig, has_needs
+from rewards.messages import encode_base64
 from rewards.options import LONGEST_WAIT, Url, Variable, problem_at
-from rewards.types import Prompt, RewardError
+from rewards.types import Prompt, RewardError, Scores
+
+if TYPE_CHECKING:
+    import httpx
+
+    from rewards.http_client import HttpClient
 
 _PLACEHOLDERS = ("prompt", "text", "lowest", "highest")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_LONGEST_QUOTED = 200
+"""Characters of an answer quoted in an error."""
 
 
 class VlmJudgeConfig(TermConfig):
@@ -57,74 +69,30 @@ class VlmJudgeConfig(TermConfig):
             rule = f"must be below highest = {self.highest}: scores between them become 0 to 1"
             remedy = f"set lowest={self.highest - 1} or less, or a higher highest"
             raise problem_at(("lowest",), self.lowest, rule, remedy)
+        self._check_question()
         return self
 
-    def needs(self) -> tuple[Need, ...]:
-        """Parts of a prompt that the question mentions."""
-        question = self.question.replace("{{", "")
-        return tuple(need for need in ("prompt", "text") if f"{{{need}}}" in question)
-
-    def check(self) -> None:
-        """See `TermConfig`; the endpoint is asked when the term is built."""
-        Question(self.question, lowest=self.lowest, highest=self.highest)
-
-    def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
-        del device
-        # httpx takes a tenth of a second to import, which other configs should not wait for.
-        from rewards.remote.judge import Endpoint, VlmJudgeReward  # noqa: PLC0415
-
-        endpoint = Endpoint(
-            url=self.url,
-            model=self.model,
-            api_key_variable=self.api_key_variable,
-            request_timeout_seconds=self.request_timeout_seconds,
-            retries=self.retries,
-            requests_at_once=self.requests_at_once,
-        )
-        question = Question(self.question, lowest=self.lowest, highest=self.highest)
-        return VlmJudgeReward(endpoint, question)
-
-    def memory_bytes(self) -> int:
-        """0: its network is in the memory of another process."""
-        return 0
-
-
-@dataclass(frozen=True)
-class Question:
-    """Question about a picture, and how to read the answer.
-
-    Attributes:
-        template: Text with the placeholders {prompt}, {text} (the prompt's texts, each in quotation
-            marks, separated by commas), {lowest} and {highest}; literal braces are doubled.
-        lowest: Lowest score that the model may answer; becomes 0.
-        highest: Highest score that the model may answer; becomes 1.
-
-    Raises:
-        RewardError: The template contains another placeholder or a single brace, or `lowest` is not
-            below `highest`.
-    """
-
-    template: str
-    lowest: int
-    highest: int
-
-    def __post_init__(self) -> None:
-        if self.lowest >= self.highest:
-            raise RewardError(
-                f"vlm_judge.lowest {self.lowest} is not below vlm_judge.highest {self.highest}; "
-                "scores from lowest to highest become 0 to 1"
-            )
-        self._placeholders()
+    def _check_question(self) -> None:
+        try:
+            fields = [part[1:] for part in string.Formatter().parse(self.question)]
+        except ValueError as error:
+            rule = f"cannot be filled in ({error})"
+            remedy = "double literal braces: {{ and }}"
+            raise problem_at(("question",), self.question, rule, remedy) from error
+        for field, format_spec, conversion in fields:
+            if field is not None and (field not in _PLACEHOLDERS or format_spec or conversion):
+                rule = f"has the placeholder {{{field}}}; there are {', '.join(_PLACEHOLDERS)}"
+                remedy = "write one of them in braces, and double literal braces: {{ and }}"
+                raise problem_at(("question",), self.question, rule, remedy)
 
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that the question mentions."""
-        used = self._placeholders()
+        used = {field for _, field, _, _ in string.Formatter().parse(self.question)}
         return tuple(need for need in ("prompt", "text") if need in used)
 
     def ask(self, prompt: Prompt) -> str:
         """Format the question about a picture for this prompt."""
-        return self.template.format(
+        return self.question.format(
             prompt=prompt.prompt,
             text=", ".join(f'"{text}"' for text in prompt.texts),
             lowest=self.lowest,
@@ -144,23 +112,144 @@ class Question:
             )
         return (float(text) - self.lowest) / (self.highest - self.lowest)
 
-    def _placeholders(self) -> set[str]:
+    def build(self, device: torch.device) -> Reward:
+        """See `TermConfig`."""
+        del device
+        # httpx takes a tenth of a second to import, which other configs should not wait for.
+        from rewards.http_client import HttpClient, read_key  # noqa: PLC0415
+
+        key = ""
+        if self.api_key_variable is not None:
+            remedy = "leave api_key_variable out if the endpoint needs none"
+            option = "vlm_judge.api_key_variable"
+            key = read_key(self.api_key_variable, option=option, remedy=remedy)
+        client = HttpClient(
+            self.url,
+            key=key,
+            seconds=self.request_timeout_seconds,
+            retries=self.retries,
+            repeats_failures=True,
+        )
+        return VlmJudgeReward(self, client)
+
+    def memory_bytes(self) -> int:
+        """0: its network is in the memory of another process."""
+        return 0
+
+
+class VlmJudgeReward:
+    """The model's answer to a question about each picture, mapped linearly to 0..1.
+
+    Each picture is sent separately, at temperature 0; whether the same picture always gets the same
+    score depends on the endpoint. Memory, device and licence are those of the model there.
+
+    The endpoint's list of models is requested once, so that a wrong address is found before
+    anything is sampled; an endpoint without such a list is accepted.
+
+    Raises:
+        RewardError: The endpoint cannot be reached or refuses the key.
+    """
+
+    def __init__(self, config: VlmJudgeConfig, client: HttpClient) -> None:
+        self._config = config
+        self._client = client
+        reply = self._send("vlm_judge", "/models", None)
+        if reply.status_code not in (200, 404):
+            raise self._failed("vlm_judge", _status(reply))
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has the parts that the question mentions."""
+        return has_needs(prompt, self._config.needs())
+
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Float32[Tensor, " N"]:
+        """Ask about every picture, several at a time.
+
+        Raises:
+            RewardError: The endpoint failed, or an answer is not a score; the message names prompt
+                and image. Remaining pictures are not sent.
+        """
+        return self.score_with_notes(prompts, pixels).values
+
+    def score_with_notes(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> Scores:
+        """Like `score`; the notes are the model's answers, without surrounding white space."""
+        pool = ThreadPoolExecutor(self._config.requests_at_once)
         try:
-            parts = list(string.Formatter().parse(self.template))
+            answers = [*pool.map(self._ask, range(len(prompts)), prompts, pixels)]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        values, notes = zip(*answers, strict=True)
+        return Scores(torch.tensor(values, dtype=torch.float32), notes)
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Empty, because the model belongs to the endpoint."""
+        return ()
+
+    def _ask(
+        self, index: int, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]
+    ) -> tuple[float, str]:
+        """Get the score of a picture, and the answer that contains it."""
+        name = f"vlm_judge: prompt {prompt.prompt_id}, image {index}"
+        reply = self._send(name, "/chat/completions", self._payload(prompt, picture))
+        if reply.status_code != 200:
+            raise self._failed(name, _status(reply))
+        try:
+            answer = reply.json()["choices"][0]["message"]["content"].strip()
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RewardError(
+                f"{name}: {self._client.url} did not answer with a chat completion that has text; "
+                "set vlm_judge.url to an OpenAI-compatible endpoint"
+            ) from error
+        try:
+            return self._config.read(answer), answer
         except ValueError as error:
             raise RewardError(
-                f"vlm_judge.question {self.template!r} cannot be filled in ({error}); double "
-                "literal braces: {{ and }}"
+                f"{name}: {self._config.model} answered {answer[:_LONGEST_QUOTED]!r}; {error}. Say "
+                "so in vlm_judge.question, or use a model that follows it"
             ) from error
-        used = set()
-        for _, field, format_spec, conversion in parts:
-            if field is None:
-                continue
-            if field not in _PLACEHOLDERS or format_spec or conversion:
-                raise RewardError(
-                    f"vlm_judge.question has the placeholder {{{field}}}; there are "
-                    f"{', '.join(f'{{{each}}}' for each in _PLACEHOLDERS)}, exactly as written "
-                    "here; double literal braces: {{ and }}"
-                )
-            used.add(field)
-        return used
+
+    def _send(self, name: str, path: str, body: bytes | None) -> httpx.Response:
+        from rewards.http_client import NoAnswerError  # noqa: PLC0415 (see above)
+
+        try:
+            return self._client.get(path) if body is None else self._client.post(path, body)
+        except NoAnswerError as error:
+            raise self._failed(name, str(error)) from error
+
+    def _failed(self, name: str, failure: str) -> RewardError:
+        return RewardError(
+            f"{name}: {self._client.url} failed with {failure}. Start the endpoint or see its log; "
+            "correct vlm_judge.url, which ends in /v1 for vLLM, SGLang and OpenAI, or the key that "
+            "vlm_judge.api_key_variable names; raise vlm_judge.retries, or lower "
+            "vlm_judge.requests_at_once"
+        )
+
+    def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> bytes:
+        content = [_as_content(picture), _as_text(self._config.ask(prompt))]
+        if prompt.sources:
+            # For an edit, the judge also sees the source, and is told which picture is which.
+            sources = map(_as_content, prompt.sources)
+            content = [_as_text("Source:"), *sources, _as_text("Result of the edit:"), *content]
+        payload = {
+            "model": self._config.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+        }
+        return json.dumps(payload).encode()
+
+
+def _status(reply: httpx.Response) -> str:
+    # Without the endpoint's message, which may repeat the key.
+    return f"status {reply.status_code} {reply.reason_phrase}".rstrip()
+
+
+def _as_content(picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
+    url = f"data:image/png;base64,{encode_base64(picture)}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _as_text(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import logging
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -15,17 +14,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from torch import Tensor
 
-from rewards.remote import judge as judge_module
-from rewards.remote.judge import VlmJudgeReward
-from rewards.terms.vlm_judge import Question, VlmJudgeConfig
+from rewards.terms.vlm_judge import VlmJudgeConfig, VlmJudgeReward
 from rewards.types import Prompt, RewardError
 from tests.rewards.endpoint import Endpoint, Reply, Request, answering, in_turn
 
 DOG = Prompt("dog", "a dog")
 PIXELS = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(10, 3, 2, 2)
-QUESTION = Question("{prompt}?", lowest=0, highest=10)
 
 
 def content_of(request: Request) -> list[dict[str, Any]]:
@@ -62,9 +59,14 @@ def judging(
     return answering(answer, to_get=Reply(models, b"bad key 7.25"))
 
 
-def connect(judge: Endpoint, question: Question = QUESTION, **options: Any) -> VlmJudgeReward:
-    where = judge_module.Endpoint(f"{judge.url}/v1", "judge-1", **{"retries": 0, **options})
-    return VlmJudgeReward(where, question)
+def config(question: str = "{prompt}?", **options: Any) -> VlmJudgeConfig:
+    values = {"kind": "vlm_judge", "weight": 1.0, "url": "http://a", "model": "judge-1"}
+    return VlmJudgeConfig.model_validate({**values, "question": question, **options})
+
+
+def connect(judge: Endpoint, question: str = "{prompt}?", **options: Any) -> VlmJudgeReward:
+    options = {"url": f"{judge.url}/v1", "retries": 0, **options}
+    return config(question, **options).build(torch.device("cpu"))
 
 
 def score(reward: VlmJudgeReward, count: int) -> Tensor:
@@ -72,11 +74,11 @@ def score(reward: VlmJudgeReward, count: int) -> Tensor:
 
 
 def test_judge_is_asked_in_openais_format() -> None:
-    question = Question("Is {text} in: {prompt}? {lowest}-{highest}", lowest=1, highest=5)
+    question = "Is {text} in: {prompt}? {lowest}-{highest}"
     pixels = torch.randint(0, 256, (1, 3, 4, 6), generator=torch.Generator().manual_seed(0))
     prompt = Prompt("sign", "a {sign}", texts=("OPEN", "24 h"))
     with judging(lambda request: says("5")) as judge:
-        reward = connect(judge, question)
+        reward = connect(judge, question, lowest=1, highest=5)
         assert not reward.applies_to(DOG)
         assert reward.applies_to(prompt)
         assert reward.score([prompt], pixels.to(torch.uint8)).tolist() == [1.0]
@@ -147,13 +149,6 @@ def test_judge_does_not_ask_about_the_other_pictures_after_a_failure() -> None:
         assert len(judge.requests) < 4
 
 
-@pytest.mark.parametrize("passing", [Reply(500), Reply(429, headers={"Retry-After": "0"}), None])
-def test_judge_is_asked_again_after_what_passes(passing: Reply | None) -> None:
-    with judging(in_turn(passing, says("3"))) as judge:
-        torch.testing.assert_close(score(connect(judge, retries=1), 1), torch.tensor([0.3]))
-    assert len(judge.requests) == 2
-
-
 @pytest.mark.parametrize(
     ("reply", "tries"),
     [(Reply(503, headers={"Retry-After": "0"}), 3), (Reply(401, b"not you"), 1), (Reply(302), 1)],
@@ -166,27 +161,12 @@ def test_judge_that_fails_ends_the_step_after_its_tries(reply: Reply, tries: int
     assert len(judge.requests) == tries
 
 
-def test_judge_that_hangs_is_asked_again_and_ends_the_step() -> None:
-    is_over = threading.Event()
-
-    def hang(request: Request) -> Reply:
-        is_over.wait(10)
-        return says("3")
-
-    with judging(hang) as judge:
-        reward = connect(judge, retries=1, request_timeout_seconds=0.3)
-        with pytest.raises(RewardError, match=r"image 0: .*failed with ReadTimeout"):
-            score(reward, 1)
-        assert len(judge.requests) == 2
-        is_over.set()
-
-
 def test_judge_that_cannot_be_reached_is_refused_before_and_during_a_run() -> None:
     with judging() as judge:
         reward = connect(judge)
     with pytest.raises(RewardError, match=f"image 0: {judge.url}/v1 failed with ConnectError"):
         score(reward, 1)
-    with pytest.raises(RewardError, match=f"url {judge.url}/v1 cannot be reached .*start the end"):
+    with pytest.raises(RewardError, match=f"{judge.url}/v1 failed with ConnectError"):
         connect(judge)
 
 
@@ -195,7 +175,7 @@ def test_judge_need_not_list_its_models_but_must_know_the_key() -> None:
         assert score(connect(judge), 2).shape == (2,)
     with (
         judging(models=401) as judge,
-        pytest.raises(RewardError, match="status 401 Unauthorized; correct the address"),
+        pytest.raises(RewardError, match="status 401 Unauthorized"),
     ):
         connect(judge)
 
@@ -209,7 +189,7 @@ def test_judge_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [("", "JUDGE_KEY is not set, or empty; export the key"), ("sk secret", "contains a space")],
+    [("", "JUDGE_KEY is not set"), ("sk secret", "contains a space")],
 )
 def test_judge_without_a_usable_key_is_refused(
     monkeypatch: pytest.MonkeyPatch, value: str, error: str
@@ -244,7 +224,7 @@ def test_key_is_in_no_error_or_log(
     [("-5", 0.0), ("5", 1.0), (" 2\n", 0.7), ("2.5", 0.75), ("-2.5", 0.25), ("-0", 0.5)],
 )
 def test_question_maps_an_answer_to_the_unit_range(answer: str, expected: float) -> None:
-    assert Question("?", lowest=-5, highest=5).read(answer) == pytest.approx(expected)
+    assert config(lowest=-5, highest=5).read(answer) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -252,23 +232,23 @@ def test_question_maps_an_answer_to_the_unit_range(answer: str, expected: float)
     ["", "seven", "7/10", "7.", ".5", "7 8", "**7**", "7,5", "1e1", "nan", "11", "10.01", "-1"],
 )
 def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
-    with pytest.raises(ValueError, match="must be one number from 0 to 10 and nothing else"):
-        QUESTION.read(answer)
+    with pytest.raises(ValueError, match="one number from 0 to 10"):
+        config().read(answer)
 
 
 @pytest.mark.parametrize(
     ("template", "error"),
     [
-        ("{promt}", "has the placeholder {promt}; there are {prompt}, {text}, {lowest}, {highest}"),
-        ("{prompt!r}", "exactly as written here"),
-        ("{lowest:3}", "exactly as written here"),
+        ("{promt}", "placeholder {promt}; there are prompt, text, lowest, highest"),
+        ("{prompt!r}", "placeholder {prompt}"),
+        ("{lowest:3}", "placeholder {lowest}"),
         ('Answer {"score": 1}', "double literal braces"),
         ("a } b", "cannot be filled in"),
     ],
 )
-def test_question_refuses_templates_that_cannot_be_filled_in(template: str, error: str) -> None:
-    with pytest.raises(RewardError) as caught:
-        Question(template, lowest=0, highest=10)
+def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config(template)
     assert error in str(caught.value)
 
 
@@ -281,9 +261,5 @@ def test_question_refuses_templates_that_cannot_be_filled_in(template: str, erro
         ("{{{text}}}?", ("text",)),
     ],
 )
-def test_question_needs_what_it_asks_about_as_the_config_says(
-    template: str, needs: tuple[str, ...]
-) -> None:
-    assert Question(template, lowest=0, highest=10).needs() == needs
-    values = {"kind": "vlm_judge", "weight": 1.0, "url": "http://a", "model": "b"}
-    assert VlmJudgeConfig.model_validate({**values, "question": template}).needs() == needs
+def test_question_needs_what_it_asks_about(template: str, needs: tuple[str, ...]) -> None:
+    assert config(template).needs() == needs

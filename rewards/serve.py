@@ -1,7 +1,6 @@
 """Serve one reward term to runs on this machine or another, from the command line.
 
-python -m rewards.remote.serve --name NAME --options-json '{"kind": ...}' [--host] [--port]
-[--device]
+python -m rewards.serve --name NAME --options-json '{"kind": ...}' [--host] [--port] [--device]
 
 Clients need the token in the environment variable GLM_GRPO_REWARD_TOKEN, or the one that is made
 and printed if it is unset. By default the server listens only on this machine, because there is no
@@ -18,18 +17,15 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 import torch
-from pydantic import ValidationError
 
-from rewards.base import Need, Reward, TermConfig
+from rewards.base import TermConfig
 from rewards.build import build_reward
 from rewards.config import RewardConfig
-from rewards.remote.messages import PROTOCOL, ScorerInfo
-from rewards.terms.remote import TOKEN_VARIABLE
+from rewards.messages import TOKEN_VARIABLE, ScorerInfo
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"
@@ -41,30 +37,28 @@ _logger = logging.getLogger(__name__)
 
 
 def serve(
-    build: Callable[[], Reward],
+    term: TermConfig,
     *,
     name: str,
-    needs: Sequence[Need],
+    device: torch.device,
     host: str,
     port: int,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve a reward until Ctrl-C or SIGTERM; call it in the main thread, which receives signals.
+    """Serve a term until Ctrl-C or SIGTERM; call it in the main thread, which receives signals.
 
     Args:
-        build: Builds the reward after everything else is ready.
-        needs: Parts of a prompt that it uses.
         host: Address to listen at; one that other machines can reach needs a token in the
             environment.
         port: Port; 0: any free port.
         announce: Called with the URL when requests are answered.
 
     Raises:
-        RewardError: The server's libraries are not installed, it cannot listen at the address, or
-            the address needs a token.
+        RewardError: The server's libraries are not installed, it cannot listen at the address, the
+            address needs a token, or the term cannot be built.
     """
     try:
-        from rewards.remote.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
+        from rewards.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
     except ModuleNotFoundError as error:
         raise RewardError(
             f"{error.name}, which is needed to serve a term, is not installed; run `pip install "
@@ -73,9 +67,8 @@ def serve(
 
     given = _read_token(host)
     token = given or secrets.token_urlsafe()
-    app = make_app(
-        build(), ScorerInfo(protocol=PROTOCOL, name=name, needs=tuple(needs)), token=token
-    )
+    info = ScorerInfo(protocol=1, name=name, needs=tuple(term.needs()))
+    app = make_app(build_reward(term, device), info, token=token)
     try:
         listener, url = listen(host, port)
     except OSError as error:
@@ -108,56 +101,48 @@ def _read_token(host: str) -> str | None:
     return token
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Build the term of the command line, and serve it; exit code 1 if it cannot be built."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    options = _parser().parse_args(arguments)
-    try:
-        term = _read_term(options.name, options.options_json)
-        serve(
-            partial(build_reward, term, torch.device(options.device)),
-            name=options.name,
-            needs=term.needs(),
-            host=options.host,
-            port=options.port,
-            announce=_announce,
-        )
-    except (RewardError, ValidationError) as error:
-        sys.exit(f"{options.name}: {error}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m rewards.remote.serve", description="Serve a scorer."
-    )
-    parser.add_argument("--name", required=True, help="name of the term, or of its kind")
-    parser.add_argument("--options-json", default="{}", help="its section of the config, as JSON")
-    parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    parser.add_argument("--device", default="cpu", help="device for networks, such as cuda:0")
-    return parser
-
-
-def _read_term(name: str, text: str) -> TermConfig:
-    try:
-        options = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RewardError(
-            f"--options-json {text!r} is not JSON ({error}); quote all of it"
-        ) from error
-    if not isinstance(options, Mapping):
-        raise RewardError(f"--options-json is {text!r}; it must be an object, such as {{}}")
-    # The term is only scored here; the run weights it and decides when, so any valid weight will
-    # do.
-    section = {name: {**options, "weight": 1.0, "when": "always"}}
-    return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, or an empty string, which stands for every address
         return host == "localhost"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build the term of the command line, and serve it; exit code 1 if it cannot be built."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    parser = argparse.ArgumentParser(prog="python -m rewards.serve", description="Serve a scorer.")
+    parser.add_argument("--name", required=True, help="name of the term, or of its kind")
+    parser.add_argument("--options-json", default="{}", help="its section of the config, as JSON")
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--device", default="cpu", help="device for networks, such as cuda:0")
+    options = parser.parse_args(arguments)
+    try:
+        serve(
+            _read_term(options.name, options.options_json),
+            name=options.name,
+            device=torch.device(options.device),
+            host=options.host,
+            port=options.port,
+            announce=_announce,
+        )
+    # A config that is not valid is a ValueError.
+    except (RewardError, ValueError) as error:
+        sys.exit(f"{options.name}: {error}")
+
+
+def _read_term(name: str, text: str) -> TermConfig:
+    try:
+        options = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"--options-json {text!r} is not a JSON object ({error}); quote all of it"
+        ) from error
+    # The term is only scored here; the run weights it and decides when, so any valid weight will
+    # do.
+    section = {name: {**options, "weight": 1.0, "when": "always"}}
+    return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
 
 
 def _announce(url: str) -> None:

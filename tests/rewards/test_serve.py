@@ -12,14 +12,14 @@ import httpx
 import pytest
 import torch
 
-from rewards.remote import messages
-from rewards.remote.serve import main
+from rewards.messages import make_request
+from rewards.serve import main
 from rewards.types import Prompt
 from tests.programs import Programs
 
 VARIABLE = "GLM_GRPO_REWARD_TOKEN"
 PIXELS = torch.arange(2, dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
-REQUEST = messages.encode_request([Prompt("dog", "a dog")] * 2, PIXELS, has_targets=False)
+REQUEST = make_request([Prompt("dog", "a dog")] * 2, PIXELS, ()).model_dump(mode="json")
 SCORING = "def level(prompts, pixels):\n    return pixels.float().mean(dim=(1, 2, 3))\n"
 
 
@@ -33,7 +33,7 @@ def test_serve_listens_on_loopback_for_who_knows_the_token_and_ends_at_sigterm(
 ) -> None:
     (tmp_path / "scoring.py").write_text(SCORING)
     options = json.dumps({"kind": "custom", "function": "scoring:level"})
-    arguments = ("-m", "rewards.remote.serve", "--name", "mine", "--options-json", options)
+    arguments = ("-m", "rewards.serve", "--name", "mine", "--options-json", options)
     process = programs.start(tmp_path, *arguments)
     while "listening on" not in process.said():
         assert process.wait(0.1) is None, process.stderr.read_text()
@@ -42,9 +42,9 @@ def test_serve_listens_on_loopback_for_who_knows_the_token_and_ends_at_sigterm(
 
     for given, status in (("of-someone-else", 401), (token, 200)):
         headers = {"Authorization": f"Bearer {given}"}
-        answer = httpx.post(f"{url}/score", content=REQUEST, headers=headers, trust_env=False)
+        answer = httpx.post(f"{url}/score", json=REQUEST, headers=headers, trust_env=False)
         assert answer.status_code == status
-    assert answer.json() == {"scores": [0.0, 1.0]}
+    assert answer.json()["scores"] == [0.0, 1.0]
 
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(20) == -signal.SIGTERM
@@ -70,8 +70,8 @@ def test_serve_refuses_a_token_that_is_none_without_repeating_it(
     ("options", "error"),
     [
         ('{"kind": "smim"}', "did you mean ssim?"),
-        ("[]", "--options-json is '[]'; it must be an object"),
-        ("{", "--options-json '{' is not JSON"),
+        ("[1]", "'[1]' is not a JSON object"),
+        ("{", "'{' is not a JSON object"),
     ],
 )
 def test_serve_says_what_is_wrong_with_the_options(options: str, error: str) -> None:

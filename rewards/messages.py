@@ -1,0 +1,127 @@
+"""Messages between a run and a scorer in another process (docs/remote_rewards.md).
+
+Messages are JSON, with pictures as lossless PNG in base64. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import UInt8
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from torch import Tensor
+
+from rewards.base import Need
+from rewards.pictures import decode_png, encode_png
+from rewards.types import Prompt
+
+TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
+"""Environment variable with a reward server's token, on its side and usually on the run's."""
+
+
+def encode_base64(picture: UInt8[Tensor, "3 H W"]) -> str:
+    """Encode a picture as PNG in base64."""
+    return base64.b64encode(encode_png(picture)).decode("ascii")
+
+
+def _decode_base64(value: object) -> object:
+    return decode_png(base64.b64decode(value, validate=True)) if isinstance(value, str) else value
+
+
+_Picture = Annotated[Tensor, BeforeValidator(_decode_base64), PlainSerializer(encode_base64)]
+
+
+class _Request(BaseModel):
+    """Part of a request; an unknown key is a mistake, and must not be ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class SentPrompt(_Request):
+    """A prompt, with the pictures that the scorer needs."""
+
+    prompt_id: str
+    prompt: str
+    texts: tuple[str, ...] = ()
+    target: _Picture | None = None
+    sources: tuple[_Picture, ...] = ()
+
+
+class SentPicture(_Request):
+    """A picture, and the index of its prompt."""
+
+    prompt: int = Field(ge=0)
+    png: _Picture
+
+
+class ScoreRequest(_Request):
+    """Pictures of one size, with their prompts."""
+
+    protocol: Literal[1]
+    prompts: tuple[SentPrompt, ...]
+    pictures: tuple[SentPicture, ...] = Field(min_length=1)
+
+    def unpack(self) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
+        """One prompt per picture, and the pictures."""
+        prompts = [Prompt(**dict(sent)) for sent in self.prompts]
+        pixels = torch.stack([picture.png for picture in self.pictures])
+        return [prompts[picture.prompt] for picture in self.pictures], pixels
+
+
+def make_request(
+    prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], needs: Collection[Need]
+) -> ScoreRequest:
+    """Pack N pictures with their prompts; a repeated prompt is sent once.
+
+    Args:
+        prompts: One per picture.
+        needs: Parts of a prompt that the scorer uses; other pictures are not sent.
+    """
+    # By identity, because comparing tensors is expensive; equal prompts may be sent twice.
+    different = list({id(prompt): prompt for prompt in prompts}.values())
+    places = {id(prompt): place for place, prompt in enumerate(different)}
+    sent = tuple(
+        SentPrompt(
+            prompt_id=prompt.prompt_id,
+            prompt=prompt.prompt,
+            texts=prompt.texts,
+            target=prompt.target if "target" in needs else None,
+            sources=prompt.sources if "source" in needs else (),
+        )
+        for prompt in different
+    )
+    pictures = tuple(
+        SentPicture(prompt=places[id(prompt)], png=picture)
+        for prompt, picture in zip(prompts, pixels.cpu(), strict=True)
+    )
+    return ScoreRequest(protocol=1, prompts=sent, pictures=pictures)
+
+
+class _Answer(BaseModel):
+    """Message from a scorer; unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class ScorerInfo(_Answer):
+    """A scorer's description of itself: a name for errors, and the parts of a prompt it uses."""
+
+    protocol: Literal[1]
+    name: str
+    needs: tuple[Need, ...]
+
+
+class ScoreAnswer(_Answer):
+    """One number per picture, and one note or none."""
+
+    scores: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Failure(_Answer):
+    """Reason of a failure."""
+
+    error: str

@@ -1,1 +1,0 @@
-"""Score over HTTP: the messages, a server for a term, and the term that is its client."""
