@@ -211,16 +211,11 @@ WHITE = Image.new("RGB", (32, 32), "white")
     ("prompts", "images", "config", "message"),
     [
         (["a", "b"], [WHITE], SCORING, "2 prompts, 1 images, 1 targets"),
-        (
-            "a",
-            "b",
-            SCORING,
-            r"'a' is not a list; .*: score_images\(\[prompt\], \[image\], config\)",
-        ),
-        (["a"], ["no.png"], SCORING, r"images\[0\] = 'no.png': there is no such file"),
+        ("a", [WHITE], SCORING, "give lists"),
+        (["a"], ["no.png"], SCORING, "No such file.*no.png"),
         (["a"], [__file__], SCORING, "test_python_api.py cannot be used"),
-        ([r"a \"SIGN\""], [WHITE], SCORING, r'prompts\[0\] contains \\"SIGN\\"; remove the'),
-        (["a"], [WHITE], {"ocr": 1}, '{.ocr.: 1} is not a reward; .*{"terms": {"ocr"'),
+        (["a"], [WHITE], {"ocr": 1}, "ocr = 1"),
+        (["a"], [WHITE], None, "terms .not given."),
     ],
 )
 def test_score_images_refuses_other_forms(prompts, images, config, message) -> None:
@@ -229,52 +224,16 @@ def test_score_images_refuses_other_forms(prompts, images, config, message) -> N
 
 
 def test_score_images_warns_of_terms_that_apply_to_nothing() -> None:
-    reasons = (
-        r"ssim \(no prompt has a target image; pass .*\), ocr \(no prompt asks for a text; put"
-    )
-    with pytest.warns(UserWarning, match=reasons):
+    with pytest.warns(UserWarning, match="none of the images: it needs") as warned:
         scores = score_images(["a"], [WHITE], SCORING)
     assert scores.isna().all(axis=None)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"only": "poster-*"}, r"its only='poster-\*' matches no prompt_id"),
-        ({"only": "plain"}, "no prompt that its only='plain' matches asks for a text; put it"),
-        (
-            {"only": "plain", "needs_of_prompt": ["text", "target"]},
-            "that its only='plain' matches asks for a text; put it .*; none has a target image",
-        ),
-        ({"needs_of_prompt": ["text", "source"]}, r"\(no prompt has an image to edit; pass"),
-        ({"needs_of_prompt": ["text", "target"]}, "no prompt has text and target at once"),
-    ],
-    ids=str,
-)
-def test_score_images_says_why_a_term_applies_to_nothing(options, reason) -> None:
-    # Only the second asks for a text, only the third has a target.
-    prompts = [Prompt("plain", "a"), Prompt("sign", 'a "GO"', texts=("GO",)), "a cat"]
-    term = {"weight": 1.0, "needs_of_prompt": ["text"], **options}
-    half = lambda prompts, pixels: torch.full((len(prompts),), 0.5)  # noqa: E731
-    with pytest.warns(UserWarning, match=reason):
-        score_images(
-            prompts,
-            [WHITE] * 3,
-            {"terms": {"mine": {"kind": "custom", **term}}},
-            rewards={"mine": half},
-            targets=[None, None, WHITE],
-        )
+    assert [str(each.message).split()[0] for each in warned] == ["ssim", "ocr"]
 
 
 def test_score_images_warns_of_targets_that_hardly_fit() -> None:
-    config = {"terms": {"psnr": {"weight": 1.0}}}
-    targets = [Image.new("RGB", size) for size in ((32, 32), (96, 32), (8, 8), (8, 8), (8, 8))]
-    said = (
-        r"4 targets hardly fit the image: targets\[1\] \(96 x 32: 33 % of it is left\), "
-        r"targets\[2\] \(8 x 8: enlarged 4 times\), targets\[3\] \(.*\), \.\.\.$"
-    )
-    with pytest.warns(UserWarning, match=said):
-        score_images(["a"] * 5, [WHITE] * 5, config, targets=targets)
+    targets = [WHITE, Image.new("RGB", (96, 32))]
+    with pytest.warns(UserWarning, match=r"targets\[1\] hardly fits .*33 % of it is left"):
+        score_images(["a"] * 2, [WHITE] * 2, {"terms": {"psnr": {"weight": 1.0}}}, targets=targets)
 
 
 def test_a_function_replaces_a_term_and_none_leaves_one_out() -> None:
