@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from rewards.base import Reward, TermConfig
 from rewards.options import PathText
 from rewards.terms.clip_loading import (
+    ClipOptions,
     PictureEmbedder,
     check_clip,
     clip_bytes,
@@ -36,20 +36,14 @@ _HEAD_URL = (
     "sac+logos+ava1-l14-linearMSE.pth?raw=true"
 )
 
-_LAYER_KEY = re.compile(r"(layers\.(?P<number>\d+)\.)?(?P<kind>weight|bias)")
 
-
-class AestheticConfig(TermConfig):
+class AestheticConfig(ClipOptions, TermConfig):
     """Predicted aesthetic rating: a CLIP image embedding and a small head."""
 
     compares_with = ()
     files = ("clip_model", "clip_weights", "head")
     kind: Literal["aesthetic"]
     """Class that scores."""
-    clip_model: PathText = "ViT-L-14-quickgelu"
-    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
-    clip_weights: PathText = "openai"
-    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
     head: PathText = Field(examples=["sac+logos+ava1-l14-linearMSE.pth"])
     """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
     `weight` [1, D] and `bias` [1]. Paths may have the form pkg://package/relative/path."""
@@ -84,12 +78,6 @@ class AestheticReward:
 
     Runs on `device`: 1.2 GB in fp32 for the image tower of ViT-L/14, published by OpenAI under the
     MIT licence; LAION's heads are under MIT (linear) and Apache-2.0 (MLP).
-
-    Args:
-        clip_model: An open_clip architecture, or the path of a model config in its JSON format.
-        clip_weights: A pretrained tag of open_clip, or a local file.
-        head: A local file, see `load_head`.
-        device: Device for embedding and head.
 
     Raises:
         RewardError: A model, its weights or the head is missing, cannot be downloaded or does not
@@ -143,57 +131,32 @@ def load_head(path: Path, *, width: int) -> nn.Sequential:
     Raises:
         RewardError: The file is missing, is not supported, or belongs to another embedding.
     """
-    layers = _group_layers(_read_tensors(path), path)
-    shapes = [tuple(weight.shape) for weight, _ in layers]
-    inputs, outputs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
-    if [width, *outputs] != [*inputs, 1]:
-        raise RewardError(
-            f"aesthetic.head {path} has layers of shape {shapes} (out, in); it must lead from the "
-            f"{width} numbers of the embedding of aesthetic.clip_model to 1: use the head that was "
-            "trained on this model"
-        )
-    head = nn.Sequential(*(_linear(weight, bias) for weight, bias in layers))
-    return head.eval().requires_grad_(False)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise RewardError(
-            f"aesthetic.head {path}: no such file; download {_HEAD_URL} and set "
-            "reward.terms.aesthetic.head to it, or leave the term out: reward.terms.aesthetic=null"
-        )
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise RewardError(
-            f"aesthetic.head {path} cannot be read as tensors ({describe_refusal(error)}); use "
-            "the .pth file of a LAION predictor, or a .safetensors file with weight and bias"
+            f"aesthetic.head {path} cannot be read as tensors ({describe_refusal(error)}); "
+            f"download {_HEAD_URL} and set reward.terms.aesthetic.head to it, or leave the term "
+            "out: reward.terms.aesthetic=null"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(part, Tensor) for part in state.values()):
-        raise RewardError(f"aesthetic.head {path} contains no state dict; save module.state_dict()")
-    return state
-
-
-def _group_layers(state: dict[str, Tensor], path: Path) -> list[tuple[Tensor, Tensor]]:
-    layers: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in state.items():
-        match = _LAYER_KEY.fullmatch(key)
-        if match is None or tensor.ndim != (2 if match["kind"] == "weight" else 1):
-            raise _unknown_head(state, path)
-        layers.setdefault(int(match["number"] or 0), {})[match["kind"]] = tensor
-    if not layers or any(layer.keys() != {"weight", "bias"} for layer in layers.values()):
-        raise _unknown_head(state, path)
-    return [(layers[number]["weight"], layers[number]["bias"]) for number in sorted(layers)]
-
-
-def _unknown_head(state: dict[str, Tensor], path: Path) -> RewardError:
-    found = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in sorted(state.items()))
-    return RewardError(
-        f"aesthetic.head {path} contains {found or 'nothing'}; it must contain weight [out, in] "
-        "and bias [out] of one linear layer, or of several as layers.<n>.weight and layers.<n>.bias"
-    )
+    # In the order of the layers, as both formats store them.
+    weights = [part for key, part in state.items() if key.endswith("weight")]
+    biases = [part for key, part in state.items() if key.endswith("bias")]
+    sizes = [width, *(len(bias) for bias in biases)]
+    shapes = [tuple(weight.shape) for weight in weights]
+    if shapes != list(zip(sizes[1:], sizes[:-1], strict=True)) or sizes[-1] != 1 or not shapes:
+        raise RewardError(
+            f"aesthetic.head {path} has layers of shape {shapes} (out, in) and biases of "
+            f"{sizes[1:]}; they must lead from the {width} numbers of the embedding of "
+            "aesthetic.clip_model to 1: use the head that was trained on this model, with "
+            "`weight` and `bias`, or layers.<n>.weight and layers.<n>.bias"
+        )
+    head = nn.Sequential(*map(_linear, weights, biases))
+    return head.eval().requires_grad_(False)
 
 
 def _linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"]) -> nn.Linear:

@@ -17,10 +17,11 @@ from rewards.base import (
     compared_picture,
     stack_compared,
 )
-from rewards.options import PathText
 from rewards.terms.clip_loading import (
+    ClipOptions,
     PictureEmbedder,
     PromptEmbedder,
+    ResizeMode,
     check_clip,
     clip_bytes,
     find_architecture,
@@ -30,17 +31,13 @@ from rewards.terms.clip_loading import (
 from rewards.types import Prompt
 
 
-class ClipScoreConfig(TermConfig):
+class ClipScoreConfig(ClipOptions, TermConfig):
     """Cosine of the CLIP embeddings of prompt and image."""
 
     compares_with = ("prompt",)
     files = ("clip_model", "clip_weights")
     kind: Literal["clip_score"]
     """Class that scores."""
-    clip_model: PathText = "ViT-L-14-quickgelu"
-    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
-    clip_weights: PathText = "openai"
-    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
     def check(self) -> None:
         """See `TermConfig`."""
@@ -57,17 +54,13 @@ class ClipScoreConfig(TermConfig):
         return clip_bytes(self.clip_model, is_image_only=False)
 
 
-class ClipImageConfig(ComparingConfig):
+class ClipImageConfig(ClipOptions, ComparingConfig):
     """Cosine of the CLIP embeddings of the target image and the sample."""
 
     files = ("clip_model", "clip_weights")
 
     kind: Literal["clip_image"]
     """Class that scores."""
-    clip_model: PathText = "ViT-L-14-quickgelu"
-    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
-    clip_weights: PathText = "openai"
-    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
     def check(self) -> None:
         """See `TermConfig`."""
@@ -91,33 +84,41 @@ class ClipScoreReward:
     """Cosine of the CLIP embeddings of prompt and picture: -1..1, higher is better.
 
     With OpenAI's models, matching pairs score about 0.2 to 0.3, so small differences count. Unlike
-    the metric CLIPScore, it is neither scaled nor cut off at 0. A prompt longer than the model's
-    limit, 77 tokens for most, is truncated.
+    the metric CLIPScore, it is neither scaled nor cut off at 0. The end of a prompt longer than the
+    model's limit, 77 tokens for most, is ignored.
 
-    Needs the prompt. ViT-L-14-quickgelu with the tag `openai`: 428 million parameters, 1.7 GB of
-    memory in float32 besides the activations, MIT, https://github.com/openai/CLIP.
+    ViT-L-14-quickgelu with the tag `openai`: 428 million parameters, 1.7 GB of memory in float32
+    besides the activations, MIT, https://github.com/openai/CLIP.
     Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
     ICML 2021; as a metric, Hessel et al., CLIPScore, EMNLP 2021.
 
     Args:
-        clip_model: An open_clip architecture, or the path of a model config in its JSON format.
-        clip_weights: A pretrained tag of open_clip, or a local file.
-        device: Device for the model.
+        clip_model: See `ClipOptions`, as for `clip_weights`.
+        resize_mode: See `PictureEmbedder`.
+        keys: Config keys of model and weights, for errors.
 
     Raises:
         RewardError: The model, its weights or its tokenizer is missing, cannot be downloaded or
             does not match the others.
     """
 
-    def __init__(self, *, clip_model: str, clip_weights: str, device: torch.device) -> None:
-        architecture = find_architecture(clip_model, key="clip_score.clip_model")
-        clip = load_clip(architecture, clip_weights, key="clip_score.clip_weights")
-        self._prompts = PromptEmbedder(clip, architecture, key="clip_score.clip_model")
-        self._pictures = PictureEmbedder(clip)
+    def __init__(
+        self,
+        *,
+        clip_model: str,
+        clip_weights: str,
+        device: torch.device,
+        resize_mode: ResizeMode | None = None,
+        keys: tuple[str, str] = ("clip_score.clip_model", "clip_score.clip_weights"),
+    ) -> None:
+        architecture = find_architecture(clip_model, key=keys[0])
+        clip = load_clip(architecture, clip_weights, key=keys[1])
+        self._prompts = PromptEmbedder(clip, architecture, key=keys[0])
+        self._pictures = PictureEmbedder(clip, resize_mode=resize_mode)
         self._model: nn.Module = clip.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """True: it applies to every prompt."""
+        """True: every prompt has a caption."""
         return True
 
     @torch.no_grad()
@@ -144,12 +145,6 @@ class ClipImageReward:
     https://github.com/openai/CLIP.
     Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
     ICML 2021.
-
-    Args:
-        clip_model: An open_clip architecture, or the path of a model config in its JSON format.
-        clip_weights: A pretrained tag of open_clip, or a local file.
-        device: Device for the image tower.
-        against: Picture of the prompt to compare with.
 
     Raises:
         RewardError: The model or its weights are missing, cannot be downloaded or do not match.

@@ -7,19 +7,21 @@ import json
 import logging
 import pickle
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, UInt8
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from rewards.types import RewardError, describe_error
+from rewards.options import Options, PathText
+from rewards.types import RewardError
 from rewards.unpickling import describe_refusal
 
 # open_clip and transformers are imported in functions, so that configs without CLIP start faster.
@@ -29,7 +31,14 @@ ResizeMode = Literal["shortest", "longest"]
 _PACKAGE_SCHEME = "pkg://"
 _LONGEST_CAUSE = 400  # characters: weights of another model differ in thousands of tensors
 
-_logger = logging.getLogger(__name__)
+
+class ClipOptions(Options):
+    """Options of a term that uses a CLIP model."""
+
+    clip_model: PathText = "ViT-L-14-quickgelu"
+    """An open_clip architecture, or the path of a model config in open_clip's JSON format."""
+    clip_weights: PathText = "openai"
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
 
 class PictureEmbedder:
@@ -65,48 +74,34 @@ class PictureEmbedder:
 class PromptEmbedder:
     """Text tower of a CLIP model, with open_clip's tokenizer for it.
 
-    The tokenizer truncates prompts that are too long for the tower, which is logged once.
+    The end of a prompt that is too long for the tower is ignored: most read 77 tokens.
 
     Args:
         clip: Model from `load_clip`.
         architecture: Its name from `find_architecture`.
-        key: Config key of the architecture, for errors and the log.
+        key: Config key of the architecture, for errors.
 
     Raises:
-        RewardError: The tokenizer cannot be loaded, or knows more tokens than the model.
+        RewardError: The tokenizer cannot be loaded.
     """
 
     def __init__(self, clip: Any, architecture: str, *, key: str) -> None:
+        import open_clip  # noqa: PLC0415
+
+        text_config = open_clip.get_model_config(architecture)["text_cfg"]
+        # Otherwise transformers asks on the terminal; the given config may set it to true.
+        options = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}
         self._clip = clip
-        self._key = key
-        self._tokenize = _load_tokenizer(architecture, key=key)
-        self._has_told_of_cut = False
+        with _refusing(f"{key} {architecture!r}: its tokenizer"):
+            self._tokenize = open_clip.get_tokenizer(architecture, **options)
 
     def embed(self, prompts: Sequence[str]) -> Float32[Tensor, "N D"]:
         """Embed prompts on the model's current device; embeddings have length 1."""
         # A group shares its prompt, which therefore goes through the tower once.
         texts = list(dict.fromkeys(prompts))
-        tokens: Int64[Tensor, "M T"] = self._tokenize(texts)
-        if not self._has_told_of_cut:
-            self._tell_of_cut(texts, tokens)
         device = next(self._clip.parameters()).device
-        embeddings = normalize(self._clip.encode_text(tokens.to(device)), dim=-1)
+        embeddings = normalize(self._clip.encode_text(self._tokenize(texts).to(device)), dim=-1)
         return embeddings[[texts.index(prompt) for prompt in prompts]]
-
-    def _tell_of_cut(self, texts: list[str], tokens: Int64[Tensor, "M T"]) -> None:
-        # With one more place, a text that fits only gets more padding.
-        places = tokens.shape[1]
-        roomier = self._tokenize(texts, context_length=places + 1)[:, :places]
-        for row in (tokens != roomier).any(dim=1).nonzero().flatten().tolist():
-            self._has_told_of_cut = True
-            _logger.warning(
-                "%s: the model reads %d tokens; the end of longer prompts, such as %r, is ignored "
-                "(shown once)",
-                self._key,
-                places,
-                textwrap.shorten(texts[row], 120),
-            )
-            return
 
 
 def pair_cosine(
@@ -146,22 +141,25 @@ def find_architecture(clip_model: str, *, key: str) -> str:
         Name under which open_clip knows it.
 
     Raises:
-        RewardError: The architecture or file does not exist, the file is not a model config or uses
-            an existing name, or the model is a CoCa.
+        RewardError: The architecture or file does not exist, or the file is not a model config.
     """
     import open_clip  # noqa: PLC0415
 
-    architecture = _register(clip_model, key) if clip_model.endswith(".json") else clip_model
+    architecture = clip_model
+    if clip_model.endswith(".json"):
+        path = resolve_path(clip_model)
+        architecture = path.stem
+        # open_clip registers a config by its file's stem, in one table with its own.
+        if architecture not in open_clip.list_models():
+            with _refusing(f"{key} {path}"):
+                # First, because open_clip reads all registered configs again each time.
+                json.loads(path.read_text(encoding="utf-8"))
+            open_clip.add_model_config(path)
     if architecture not in open_clip.list_models():
         raise RewardError(
             f"{key} {clip_model!r} is not an architecture of open_clip; use one of "
             "open_clip.list_models(), such as ViT-L-14-quickgelu, or the path of a .json model "
-            "config"
-        )
-    if "multimodal_cfg" in open_clip.get_model_config(architecture):
-        raise RewardError(
-            f"{key} {clip_model!r} is a CoCa, whose image tower returns more than an embedding; "
-            "use a CLIP or SigLIP architecture, such as ViT-L-14-quickgelu"
+            "config with embed_dim, vision_cfg and text_cfg"
         )
     return architecture
 
@@ -183,11 +181,12 @@ def check_clip(clip_model: str, clip_weights: str, *, kind: str) -> str:
     from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
 
     architecture = find_architecture(clip_model, key=f"{kind}.clip_model")
-    if not get_pretrained_cfg(architecture, clip_weights):
-        path = resolve_path(clip_weights)
-        if not path.is_file():
-            error = FileNotFoundError(f"{path}: no such file")
-            raise _unusable_weights(architecture, clip_weights, f"{kind}.clip_weights", error)
+    path = resolve_path(clip_weights)
+    if not get_pretrained_cfg(architecture, clip_weights) and not path.is_file():
+        raise RewardError(
+            f"{kind}.clip_weights {path}: no such file, and no pretrained tag of {architecture}; "
+            f"use one that open_clip.list_pretrained() lists, or a .safetensors, .pt or .bin file"
+        )
     return architecture
 
 
@@ -239,18 +238,35 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
     Raises:
         RewardError: The weights are missing, cannot be downloaded, or belong to another model.
     """
+    import huggingface_hub  # noqa: PLC0415
     import open_clip  # noqa: PLC0415
     from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
+    from transformers import AutoConfig  # noqa: PLC0415
 
-    if not get_pretrained_cfg(architecture, clip_weights):
-        clip_weights = str(resolve_path(clip_weights))
-    try:
-        _refuse_hub_code(architecture)
-        _request_once(architecture, clip_weights)
+    tag = get_pretrained_cfg(architecture, clip_weights)
+    text_tower = open_clip.get_model_config(architecture)["text_cfg"].get("hf_model_name")
+    with _refusing(f"{key} {clip_weights!r} of model {architecture!r}"):
+        if text_tower is not None:
+            # Code from a repository is never run; open_clip does not tell transformers so, which
+            # would then ask on the terminal.
+            AutoConfig.from_pretrained(text_tower, trust_remote_code=False)
+        if tag:
+            # Fails at once without a network and a cache; open_clip retries for minutes.
+            repository = "/".join(tag["hf_hub"].split("/")[:2])
+            huggingface_hub.snapshot_download(repository, allow_patterns="open_clip_config.json")
+        else:
+            clip_weights = str(resolve_path(clip_weights))
         # Random weights are drawn before they are replaced; fork_rng restores the generator.
         with torch.random.fork_rng(devices=[]):
             clip = open_clip.create_model(architecture, clip_weights, require_pretrained=True)
-    # The last two errors occur because open_clip assumes that a file contains a dict of tensors.
+    return clip.eval().requires_grad_(False)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    try:
+        yield
+    # open_clip assumes that a file contains a dict of tensors, and raises the last otherwise.
     except (
         OSError,
         RuntimeError,
@@ -259,113 +275,10 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
         pickle.UnpicklingError,
         SafetensorError,
         AttributeError,
-        StopIteration,
     ) as error:
-        raise _unusable_weights(architecture, clip_weights, key, error) from error
-    return clip.eval().requires_grad_(False)
-
-
-def _request_once(architecture: str, clip_weights: str) -> None:
-    """Fail at the first request without a network and a cache; open_clip retries for minutes."""
-    import huggingface_hub  # noqa: PLC0415
-    from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
-
-    if tag := get_pretrained_cfg(architecture, clip_weights):
-        huggingface_hub.snapshot_download(_repository(tag), allow_patterns="open_clip_config.json")
-
-
-def _repository(tag: Mapping[str, str]) -> str:
-    """Hub id of a pretrained tag, which may also name a file."""
-    return "/".join(tag["hf_hub"].split("/")[:2])
-
-
-def _refuse_hub_code(architecture: str) -> None:
-    """Refuse a transformers text tower with code from a repository, which is never run.
-
-    open_clip does not tell transformers so, which would then ask on the terminal.
-    """
-    import open_clip  # noqa: PLC0415
-    from transformers import AutoConfig  # noqa: PLC0415
-
-    name = open_clip.get_model_config(architecture)["text_cfg"].get("hf_model_name")
-    if name is not None:
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
-
-
-def _register(clip_model: str, key: str) -> str:
-    import open_clip  # noqa: PLC0415
-
-    path = resolve_path(clip_model)
-    if not path.is_file():
-        raise RewardError(f"{key} {path}: no such file; write the path of a config")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RewardError(f"{key} {path}: not JSON ({error}); correct the file") from error
-    # open_clip registers a config by its file's stem, in one table with its own.
-    if open_clip.get_model_config(path.stem) is None:
-        open_clip.add_model_config(path)
-    if open_clip.get_model_config(path.stem) != config:
+        cause = textwrap.shorten(describe_refusal(error), _LONGEST_CAUSE)
         raise RewardError(
-            f"{key} {path}: not a model config (embed_dim, vision_cfg, text_cfg), or "
-            f"{path.stem!r} is the name of another one; correct or rename the file"
-        )
-    return path.stem
-
-
-def _unusable_weights(
-    architecture: str, clip_weights: str, key: str, error: Exception
-) -> RewardError:
-    import open_clip  # noqa: PLC0415
-    from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
-
-    cause = textwrap.shorten(describe_refusal(error), _LONGEST_CAUSE)
-    problem = f"{key} {clip_weights!r} of model {architecture!r} cannot be loaded ({cause}). "
-    tag = get_pretrained_cfg(architecture, clip_weights)
-    if tag:
-        repository = _repository(tag)
-        return RewardError(
-            f"{problem}It is downloaded once into HF_HOME. Without a network: download "
-            f"https://huggingface.co/{repository} elsewhere (hf download {repository}) and copy "
-            f"HF_HOME here, or set {key} to the weights in it, a .safetensors, .pt or .bin file"
-        )
-    tags = open_clip.list_pretrained_tags_by_model(architecture)
-    tagged = (
-        f", or one of the tags {tags}, which are downloaded into HF_HOME where there is a network"
-    )
-    return RewardError(
-        f"{problem}Use a local .safetensors, .pt or .bin file of that model{tagged if tags else ''}"
-    )
-
-
-def _load_tokenizer(architecture: str, *, key: str) -> Any:
-    import open_clip  # noqa: PLC0415
-    from open_clip.tokenizer import SimpleTokenizer  # noqa: PLC0415
-
-    text_config = open_clip.get_model_config(architecture)["text_cfg"]
-    # Otherwise transformers asks on the terminal; the given config may set it to true.
-    options = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}
-    try:
-        tokenizer = open_clip.get_tokenizer(architecture, **options)
-    except (OSError, ValueError) as error:
-        source = text_config.get("hf_tokenizer_name", architecture)
-        cause = textwrap.shorten(describe_error(error), _LONGEST_CAUSE)
-        raise RewardError(
-            f"{key} {architecture!r}: its tokenizer {source!r} cannot be loaded ({cause}). It is "
-            "downloaded once into HF_HOME. Without a network: download "
-            f"https://huggingface.co/{source} elsewhere (hf download {source}) and copy HF_HOME "
-            "here, or use an architecture whose tokenizer comes with open_clip, such as "
-            "ViT-L-14-quickgelu"
+            f"{what} cannot be loaded ({cause}). Files from the hub are downloaded once into "
+            "HF_HOME; without a network, copy HF_HOME from a machine that has one, or use local "
+            "files of that model: a .json config, and .safetensors, .pt or .bin weights"
         ) from error
-    # On an accelerator, a token without a row in the embedding would end the process.
-    if (
-        isinstance(tokenizer, SimpleTokenizer)
-        and text_config.get("vocab_size", tokenizer.vocab_size) < tokenizer.vocab_size
-    ):
-        raise RewardError(
-            f"{key} {architecture!r} has text_cfg.vocab_size {text_config['vocab_size']}; "
-            "open_clip's tokenizer "
-            f"needs {tokenizer.vocab_size}: use a model that was trained with it, or name the "
-            "model's own tokenizer in text_cfg.hf_tokenizer_name"
-        )
-    return tokenizer

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +19,9 @@ from rewards.options import PathText
 from rewards.types import Prompt, RewardError, describe_error
 
 _PUBLISHED_SCALE = 100.0
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MODEL_FILES = ("*.json", "*.safetensors")
 _PROCESSOR_FILES = ("*.json", "*.txt")
 _LONGEST_CAUSE = 400  # characters: weights of another model differ in thousands of tensors
-
-_logger = logging.getLogger(__name__)
 
 
 class PickScoreConfig(TermConfig):
@@ -42,8 +38,14 @@ class PickScoreConfig(TermConfig):
 
     def check(self) -> None:
         """See `TermConfig`; hub ids are not looked for."""
-        _refuse_no_source(self.processor, "pick_score.processor")
-        _refuse_no_source(self.model, "pick_score.model")
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # noqa: PLC0415
+            validate_repo_id,
+        )
+
+        for option, source in (("processor", self.processor), ("model", self.model)):
+            if not Path(source).is_dir():
+                with _refusing(option, source):
+                    validate_repo_id(source)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
@@ -61,10 +63,10 @@ class PickScoreReward:
     ViT-H-14 that was fine-tuned on human choices between pictures. Published scores are about 20;
     divided by 100 they are about 0.2, like the cosines of `clip_score` and `hps`. The range is
     -s..s with s = exp(logit_scale) / 100, which is 1 for a scale of 100, the largest in CLIP's
-    training. Prompts are truncated to 77 tokens. Pictures are prepared by the model's own image
-    processor, with Pillow.
+    training. The end of a prompt longer than 77 tokens is ignored. Pictures are prepared by the
+    model's own image processor, with Pillow.
 
-    Needs the prompt. 986 million parameters, 3.9 GB of memory in float32 besides the activations.
+    986 million parameters, 3.9 GB of memory in float32 besides the activations.
     Weights https://huggingface.co/yuvalkirstain/PickScore_v1, whose card names no licence; the base
     model, laion/CLIP-ViT-H-14-laion2B-s32B-b79K, is under MIT.
     Source: Kirstain et al., Pick-a-Pic, NeurIPS 2023, https://github.com/yuvalkirstain/PickScore.
@@ -72,28 +74,20 @@ class PickScoreReward:
     Args:
         model: A hub id, downloaded once, or a folder with `config.json` and weights.
         processor: A hub id, or a folder with tokenizer and image processor.
-        device: Device for the model.
 
     Raises:
-        RewardError: Model or processor is missing, cannot be downloaded, is incomplete, or does not
-            match the other.
+        RewardError: Model or processor is missing, cannot be downloaded, or is incomplete.
     """
 
     def __init__(self, *, model: str, processor: str, device: torch.device) -> None:
         # The processor first, because it is small and reveals mistakes before gigabytes are loaded.
-        prepare = _load_processor(_find_folder(processor, "pick_score.processor", _PROCESSOR_FILES))
+        with _refusing("processor", processor):
+            prepare = _load_processor(_find_folder(processor, _PROCESSOR_FILES))
         self._image_processor = prepare.image_processor
         self._tokenizer = prepare.tokenizer
-        loaded = _load_model(_find_folder(model, "pick_score.model", _MODEL_FILES))
-        text_config = loaded.config.text_config
-        if len(self._tokenizer) > text_config.vocab_size:
-            raise RewardError(
-                f"pick_score.processor {processor!r} knows {len(self._tokenizer)} tokens, "
-                f"pick_score.model {model!r} {text_config.vocab_size}: use the processor of the "
-                "model, or of the one it was fine-tuned from"
-            )
-        self._places: int = text_config.max_position_embeddings
-        self._has_told_of_cut = False
+        with _refusing("model", model):
+            loaded = _load_model(_find_folder(model, _MODEL_FILES))
+        self._places: int = loaded.config.text_config.max_position_embeddings
         self._model: nn.Module = loaded.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -134,107 +128,53 @@ class PickScoreReward:
             max_length=self._places,
             return_tensors="pt",
         )["input_ids"]
-        if not self._has_told_of_cut:
-            self._tell_of_cut(texts)
         return tokens
 
-    def _tell_of_cut(self, texts: list[str]) -> None:
-        roomier = self._tokenizer(texts, truncation=True, max_length=self._places + 1)["input_ids"]
-        for text, tokens in zip(texts, roomier, strict=True):
-            if len(tokens) > self._places:
-                self._has_told_of_cut = True
-                _logger.warning(
-                    "pick_score.model: the model reads %d tokens; the end of longer prompts, such "
-                    "as %r, is ignored (shown once)",
-                    self._places,
-                    textwrap.shorten(text, 120),
-                )
-                return
 
-
-def _refuse_no_source(source: str, key: str) -> None:
-    path = Path(source)
-    if not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(source)):
-        raise RewardError(
-            f"{key} {source!r} is neither a folder nor a hub id of the form owner/name; write the "
-            f"path of a folder, or leave {key} out for the published one"
-        )
-
-
-def _find_folder(source: str, key: str, patterns: tuple[str, ...]) -> Path:
+def _find_folder(source: str, patterns: tuple[str, ...]) -> Path:
     import huggingface_hub  # noqa: PLC0415
 
-    _refuse_no_source(source, key)
     if Path(source).is_dir():
         return Path(source)
-    try:
-        # One request; loading by hub id would request each file, with retries for each.
-        return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(patterns)))
-    except (OSError, ValueError) as error:
-        cause = _shorten(describe_error(error))
-        raise RewardError(
-            f"{key} {source!r} is not a folder, and cannot be downloaded from the hub ({cause}). "
-            "It is downloaded once into HF_HOME. Without a network: download "
-            f"https://huggingface.co/{source} elsewhere (hf download {source} --local-dir FOLDER) "
-            f"and set {key}=FOLDER"
-        ) from error
+    # One request; loading by hub id would request each file, with retries for each.
+    return Path(huggingface_hub.snapshot_download(source, allow_patterns=list(patterns)))
 
 
 def _load_processor(folder: Path) -> Any:
     from transformers import AutoProcessor  # noqa: PLC0415
-    from transformers.processing_utils import ProcessorMixin  # noqa: PLC0415
 
-    try:
-        # Pillow, as for the published scores; the other backend rounds differently.
-        processor = AutoProcessor.from_pretrained(
-            folder,
-            local_files_only=True,
-            backend="pil",
-            # Explicit, because otherwise transformers asks on the terminal.
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError) as error:
-        raise _incomplete_processor(folder, describe_error(error)) from error
-    if not isinstance(processor, ProcessorMixin):
-        raise _incomplete_processor(folder, f"it contains only a {type(processor).__name__}")
-    return processor
+    # Pillow, as for the published scores; the other backend rounds differently. Trust is explicit,
+    # because otherwise transformers asks on the terminal.
+    return AutoProcessor.from_pretrained(
+        folder, local_files_only=True, backend="pil", trust_remote_code=False
+    )
 
 
 def _load_model(folder: Path) -> Any:
     from transformers import CLIPModel  # noqa: PLC0415
 
-    try:
-        # Weights missing in a file are drawn randomly; fork_rng restores the generator.
-        with torch.random.fork_rng(devices=[]):
-            model, report = CLIPModel.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                local_files_only=True,
-                output_loading_info=True,
-                use_safetensors=True,
-            )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise _incomplete_model(folder, describe_error(error)) from error
+    # Weights missing in a file are drawn randomly; fork_rng restores the generator.
+    with torch.random.fork_rng(devices=[]):
+        model, report = CLIPModel.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            use_safetensors=True,
+        )
     if report["missing_keys"]:
-        raise _incomplete_model(folder, f"it lacks {', '.join(sorted(report['missing_keys']))}")
+        raise ValueError(f"it lacks {', '.join(sorted(report['missing_keys']))}")
     return model.eval().requires_grad_(False)
 
 
-def _incomplete_processor(folder: Path, cause: str) -> RewardError:
-    return RewardError(
-        f"pick_score.processor {folder} cannot be loaded ({_shorten(cause)}); the folder must "
-        "contain a tokenizer (tokenizer.json) and an image processor (preprocessor_config.json), "
-        "as laion/CLIP-ViT-H-14-laion2B-s32B-b79K does"
-    )
-
-
-def _incomplete_model(folder: Path, cause: str) -> RewardError:
-    return RewardError(
-        f"pick_score.model {folder} cannot be loaded ({_shorten(cause)}); the folder must contain "
-        "the config.json of a CLIP model and all its weights (model.safetensors), as "
-        "yuvalkirstain/PickScore_v1 does"
-    )
-
-
-def _shorten(cause: str) -> str:
-    return textwrap.shorten(cause, _LONGEST_CAUSE)
+@contextmanager
+def _refusing(option: str, source: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        cause = textwrap.shorten(describe_error(error), _LONGEST_CAUSE)
+        raise RewardError(
+            f"pick_score.{option} {source!r} cannot be loaded ({cause}). It must be a folder, or a "
+            "hub id owner/name, which is downloaded once into HF_HOME; without a network, run "
+            "hf download owner/name --local-dir FOLDER elsewhere, and name the folder"
+        ) from error

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,7 @@ def test_architecture_of_a_file_is_registered(tmp_path: Path) -> None:
     ("clip_model", "problem"),
     [
         ("ViT-XXL", "'ViT-XXL' is not an architecture of open_clip"),
-        ("coca_ViT-B-32", "'coca_ViT-B-32' is a CoCa"),
-        ("none.json", r"none\.json: no such file"),
+        ("none.json", r"none\.json cannot be loaded"),
     ],
 )
 def test_architecture_that_cannot_be_used_is_refused(clip_model: str, problem: str) -> None:
@@ -53,17 +51,17 @@ def test_architecture_that_cannot_be_used_is_refused(clip_model: str, problem: s
         find_architecture(clip_model, key="term.model")
 
 
-def test_architecture_refuses_files_that_are_no_config_of_their_name(tmp_path: Path) -> None:
-    broken = tmp_path / "clip_loading_test_broken.json"
-    broken.write_text("{embed_dim", encoding="utf-8")
-    with pytest.raises(RewardError, match=r"^term\.model .*broken\.json: not JSON"):
-        find_architecture(str(broken), key="term.model")
-    incomplete = write_config(tmp_path, "clip_loading_test_incomplete", {"embed_dim": 16})
-    with pytest.raises(RewardError, match=r"^term\.model .*incomplete\.json: not a model config"):
-        find_architecture(incomplete, key="term.model")
-    taken = write_config(tmp_path, "RN50", CONFIG)
-    with pytest.raises(RewardError, match=r"^term\.model .*'RN50' is the name of another one"):
-        find_architecture(taken, key="term.model")
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("{embed_dim", "cannot be loaded"), ('{"embed_dim": 16}', "is not an architecture")],
+)
+def test_architecture_refuses_files_that_are_no_config(
+    tmp_path: Path, content: str, problem: str
+) -> None:
+    path = tmp_path / "clip_loading_test_broken.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(RewardError, match=rf"^term\.model .*broken\.json.*{problem}"):
+        find_architecture(str(path), key="term.model")
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "half.pt"])
@@ -80,8 +78,8 @@ def test_clip_is_loaded_frozen_in_float32_and_without_the_global_generator(
 
 @pytest.mark.parametrize(
     "content",
-    [{}, {"visual.proj": torch.zeros(3, 3)}, nn.Linear(2, 2)],
-    ids=["empty", "another model", "not tensors alone"],
+    [{"visual.proj": torch.zeros(3, 3)}, nn.Linear(2, 2)],
+    ids=["another model", "not tensors alone"],
 )
 def test_clip_refuses_weights_of_another_make(content: object, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "other.pt")
@@ -101,9 +99,7 @@ def test_clip_offline_says_what_to_download_and_where_to_put_it(
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(RewardError, match=r"^term\.weights 'openai'.*no network") as caught:
         load_clip("ViT-B-32-quickgelu", "openai", key="term.weights")
-    assert "hf download timm/vit_base_patch32_clip_224.openai)" in str(caught.value)
     assert "HF_HOME" in str(caught.value)
-    assert "set term.weights to the weights" in str(caught.value)
 
 
 def test_pictures_are_cropped_by_their_shortest_edge_and_kept_whole_by_their_longest(
@@ -119,27 +115,6 @@ def test_pictures_are_cropped_by_their_shortest_edge_and_kept_whole_by_their_lon
     assert not torch.allclose(embedder.embed(pixels), embedder.embed(other_ends), atol=1e-3)
 
 
-def test_prompts_that_are_cut_are_told_of_once(clip: Any, caplog: pytest.LogCaptureFixture) -> None:
-    # Eight places, of which start and end take two.
-    embedder = PromptEmbedder(clip, NAME, key="term.model")
-    with caplog.at_level(logging.WARNING):
-        embedder.embed(["a b c d e f", "a"])
-        assert not caplog.records
-        embedder.embed(["a", "a b c d e f g"])
-        embedder.embed(["a b c d e f g h"])
-    (record,) = caplog.records
-    assert record.getMessage().startswith("term.model: the model reads 8 tokens;")
-    assert "'a b c d e f g'" in record.getMessage()
-
-
-def test_prompts_need_the_vocabulary_of_the_tokenizer(clip: Any, tmp_path: Path) -> None:
-    config = {**CONFIG, "text_cfg": {**CONFIG["text_cfg"], "vocab_size": 32}}
-    path = write_config(tmp_path, "clip_loading_test_small", config)
-    architecture = find_architecture(path, key="term.model")
-    with pytest.raises(RewardError, match=r"^term\.model .*vocab_size 32; .*needs 49408"):
-        PromptEmbedder(clip, architecture, key="term.model")
-
-
 def test_prompts_offline_say_which_tokenizer_is_missing(
     clip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +125,7 @@ def test_prompts_offline_say_which_tokenizer_is_missing(
     config = {**CONFIG, "text_cfg": {**CONFIG["text_cfg"], "hf_tokenizer_name": "o/n"}}
     path = write_config(tmp_path, "clip_loading_test_hub", config)
     architecture = find_architecture(path, key="term.model")
-    with pytest.raises(RewardError, match=r"^term\.model .*no network.*hf download o/n\).*HF_HOME"):
+    with pytest.raises(RewardError, match=r"^term\.model .*tokenizer .*no network.*HF_HOME"):
         PromptEmbedder(clip, architecture, key="term.model")
 
 

@@ -83,17 +83,6 @@ def test_hps_shows_the_model_what_upstream_shows_it(
     torch.testing.assert_close(shown[0], upstream, rtol=0, atol=1.5 / 255 / min(DEVIATION))
 
 
-def test_hps_exposes_a_frozen_network_in_float32_and_runs_where_it_is(clip_folder: Path) -> None:
-    reward = make_reward(clip_folder)
-    (module,) = reward.modules()
-    assert not module.training
-    assert {weight.dtype for weight in module.parameters()} == {torch.float32}
-    assert reward.applies_to(Prompt("0", "a"))
-    assert not any(weight.requires_grad for weight in module.parameters())
-    module.to("meta")
-    assert reward.score(prompts(), smooth(40, 60)).device.type == "meta"
-
-
 def test_hps_without_its_checkpoint_says_what_to_download(
     clip_folder: Path, tmp_path: Path
 ) -> None:
