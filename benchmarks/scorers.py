@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.embedded import CPU
 from glm_grpo.config import Config
-from rewards.base import Reward, TermConfig
+from rewards.base import Reward, TermConfig, score_checked
 from rewards.build import build_reward
 from rewards.pictures import to_bgr_arrays
 from rewards.terms.ocr import OcrReward, RapidOcrConfig
@@ -85,7 +85,7 @@ def one_by_one(rewards: Sequence[Reward]) -> Score:
         prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, "N R"]:
         rows = [
-            torch.cat([reward.score([prompt], picture.unsqueeze(0)) for reward in rewards])
+            torch.cat([score_checked(each, [prompt], picture[None]).values for each in rewards])
             for prompt, picture in zip(prompts, pixels, strict=True)
         ]
         return torch.stack(rows)

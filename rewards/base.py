@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rewards.options import LONGEST_WAIT, Options
-from rewards.parts import Parts, Piece, is_placed_by_mean
+from rewards.parts import Parts, Piece, Pieces, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 
 Need = Literal["prompt", "text", "target", "source"]
@@ -46,7 +46,7 @@ class Reward(Protocol):
 
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Float32[Tensor, " N"]:
+    ) -> Float32[Tensor, " N"] | Scores:
         """Score N pictures, picture i against prompt i; runs on the device of `modules()`.
 
         Args:
@@ -54,7 +54,8 @@ class Reward(Protocol):
             pixels: RGB, 0..255, on any device.
 
         Returns:
-            One finite score per picture, independent of the other pictures.
+            One finite score per picture, independent of the other pictures; in `Scores` with notes,
+            or parts that cost nothing.
         """
         ...
 
@@ -151,35 +152,24 @@ class ComparingConfig(TermConfig):
 
 
 @runtime_checkable
-class NotingReward(Reward, Protocol):
-    """A term that can also describe what it found in each picture."""
-
-    def score_with_notes(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
-        """Like `score`, which returns only the values."""
-        ...
-
-
-@runtime_checkable
 class PlacedReward(Reward, Protocol):
     """A term that can also say which part of its score each place of a picture earned."""
 
     def score_with_parts(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """Like `score` or `score_with_notes`, with parts; see `Scores.parts`."""
+        """Like `score`, with parts; see `Scores.parts`."""
         ...
 
 
-def score_with_notes(
+def score_checked(
     reward: Reward,
     prompts: Sequence[Prompt],
     pixels: UInt8[Tensor, "N 3 H W"],
     *,
     with_parts: bool = False,
 ) -> Scores:
-    """Score N pictures, with notes if the term supports them, and check the result.
+    """Score N pictures, and check the result.
 
     Args:
         with_parts: Whether to return parts, if the term supports them.
@@ -194,13 +184,11 @@ def score_with_notes(
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
         # Of any type: a user's function may have returned it.
-        found: object
-        if with_parts and isinstance(reward, PlacedReward):
-            found = reward.score_with_parts(prompts, pixels)
-        elif isinstance(reward, NotingReward):
-            found = reward.score_with_notes(prompts, pixels)
-        else:
-            found = reward.score(prompts, pixels)
+        found: object = (
+            reward.score_with_parts(prompts, pixels)
+            if with_parts and isinstance(reward, PlacedReward)
+            else reward.score(prompts, pixels)
+        )
     count = len(prompts)
     if not isinstance(found, Scores):
         return Scores(_check_values(found, count=count).detach().cpu())
@@ -239,16 +227,11 @@ def stack_compared(
     compared = []
     for prompt in prompts:
         picture = compared_picture(prompt, against)
-        if picture is None:
+        if picture is None or picture.shape != pixels.shape[1:]:
             raise ValueError(
-                f"prompt {prompt.prompt_id} has no {against} image to compare with; "
-                "score only prompts to which the term applies"
-            )
-        if picture.shape != pixels.shape[1:]:
-            raise ValueError(
-                f"{against} of prompt {prompt.prompt_id} is {_size(picture)}, the image "
-                f"{_size(pixels)}: both must have the same size; resize {against}s when loading "
-                "them"
+                f"{against} of prompt {prompt.prompt_id} is "
+                f"{'missing' if picture is None else _size(picture)}, the image {_size(pixels)}: "
+                "both must have the same size"
             )
         compared.append(picture)
     return torch.stack(compared)
@@ -280,15 +263,10 @@ def _size(pixels: Tensor) -> str:
 
 
 def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
-    if not isinstance(values, Tensor):
+    if not isinstance(values, Tensor) or (values.shape, values.dtype) != ((count,), torch.float32):
         raise InvalidScoresError(
-            f"{_images(count)}: returned a {type(values).__name__}; a term must return a "
-            "torch.float32 tensor with one number per image, such as torch.tensor(scores)"
-        )
-    if (values.shape, values.dtype) != ((count,), torch.float32):
-        raise InvalidScoresError(
-            f"{_images(count)}: returned {values.dtype} of shape {tuple(values.shape)}; a term "
-            f"must return torch.float32 of shape ({count},), one number per image"
+            f"{_images(count)}: returned {_describe(values)}; a term must return torch.float32 of "
+            f"shape ({count},), one number per image, such as torch.tensor(scores)"
         )
     for index in (~torch.isfinite(values)).nonzero().flatten().tolist():
         raise InvalidScoresError(
@@ -299,14 +277,11 @@ def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
 
 
 def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
-    if isinstance(notes, str) or not all(isinstance(note, str) for note in notes):
+    are_texts = not isinstance(notes, str) and all(isinstance(note, str) for note in notes)
+    if not are_texts or len(notes) not in (0, count):
         raise InvalidScoresError(
-            f"{_images(count)}: notes are {notes!r:.100}; they must be a tuple of strings, one per "
-            "image"
-        )
-    if len(notes) not in (0, count):
-        raise InvalidScoresError(
-            f"{_images(count)}: returned {len(notes)} notes; there must be one per image, or none"
+            f"{_images(count)}: {len(notes)} notes are {notes!r:.100}; there must be a string per "
+            "image, or none"
         )
     return tuple(map(str, notes))
 
@@ -314,37 +289,20 @@ def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
 def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> Parts | None:
     if parts is None:
         return None
-    if isinstance(parts, Tensor):
-        return _check_map(parts, values.detach().cpu())
-    if not isinstance(parts, list | tuple):
-        raise InvalidScoresError(
-            f"{_images(len(values))}: parts are a {type(parts).__name__}; they must be a map, "
-            f"torch.float32 of shape ({len(values)}, rows, columns), or a tuple of rewards.Piece "
-            "for each image"
-        )
-    if len(parts) != len(values):
-        raise InvalidScoresError(
-            f"{_images(len(values))}: returned pieces of {len(parts)} images; there must be one "
-            "tuple of rewards.Piece per image, empty for an image without any"
-        )
-    checked = tuple(_check_pieces(pieces, image) for image, pieces in enumerate(parts))
-    edges = [max(each.right, each.bottom) for pieces in checked for each in pieces]
-    if 0 < max(edges, default=0) <= 1:
-        raise InvalidScoresError(
-            f"{_images(len(values))}: no box of a piece ends after pixel 1; boxes are in pixels: "
-            "multiply fractions of the image by its width and height"
-        )
-    return checked
+    if isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype == torch.float32:
+        if len(parts) == len(values) and 0 not in parts.shape:
+            return _check_map(parts.detach().cpu(), values.detach().cpu())
+    elif isinstance(parts, list | tuple) and len(parts) == len(values) and _are_pieces(parts):
+        return _check_pieces(parts)
+    raise InvalidScoresError(
+        f"{_images(len(values))}: parts are {_describe(parts)}; they must be a map, torch.float32 "
+        f"of shape ({len(values)}, rows, columns), or a tuple of rewards.Piece for each image"
+    )
 
 
-def _check_map(parts: Tensor, values: Float32[Tensor, " N"]) -> Float32[Tensor, "N h w"]:
-    is_map = parts.ndim == 3 and parts.dtype == torch.float32
-    if not is_map or len(parts) != len(values) or 0 in parts.shape:
-        raise InvalidScoresError(
-            f"{_images(len(values))}: parts are {parts.dtype} of shape {tuple(parts.shape)}; they "
-            f"must be torch.float32 of shape ({len(values)}, rows, columns)"
-        )
-    parts = parts.detach().cpu()
+def _check_map(
+    parts: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]
+) -> Float32[Tensor, "N h w"]:
     for image in (~torch.isfinite(parts)).flatten(1).any(dim=1).nonzero().flatten().tolist():
         raise InvalidScoresError(
             f"image {image}: a part of its score is not finite; a place that earned nothing has 0"
@@ -357,30 +315,44 @@ def _check_map(parts: Tensor, values: Float32[Tensor, " N"]) -> Float32[Tensor, 
     return parts
 
 
-def _check_pieces(pieces: object, image: int) -> tuple[Piece, ...]:
-    if not isinstance(pieces, list | tuple) or not all(isinstance(each, Piece) for each in pieces):
+def _are_pieces(parts: Sequence[object]) -> bool:
+    return all(
+        isinstance(pieces, list | tuple) and all(isinstance(each, Piece) for each in pieces)
+        for pieces in parts
+    )
+
+
+def _check_pieces(parts: Sequence[Sequence[Piece]]) -> Pieces:
+    checked = tuple(
+        tuple(_check_piece(piece, image) for piece in pieces) for image, pieces in enumerate(parts)
+    )
+    edges = [max(each.right, each.bottom) for pieces in checked for each in pieces]
+    if 0 < max(edges, default=0) <= 1:
         raise InvalidScoresError(
-            f"image {image}: pieces are {pieces!r:.100}; they must be a tuple of rewards.Piece"
+            f"{_images(len(parts))}: no box of a piece ends after pixel 1; boxes are in pixels: "
+            "multiply fractions of the image by its width and height"
         )
-    return tuple(_check_piece(piece, image) for piece in pieces)
+    return checked
 
 
 def _check_piece(piece: Piece, image: int) -> Piece:
     # A user's numbers may be those of numpy or torch.
-    value, *box = (
+    value, left, top, right, bottom = (
         float(number) for number in (piece.value, piece.left, piece.top, piece.right, piece.bottom)
     )
-    if not all(map(math.isfinite, (value, *box))):
+    is_finite = all(map(math.isfinite, (value, left, top, right, bottom)))
+    if not is_finite or right < left or bottom < top:
         raise InvalidScoresError(
-            f"image {image}: {piece} is not finite; leave out pieces without a value or a place"
-        )
-    left, top, right, bottom = box
-    if right < left or bottom < top:
-        raise InvalidScoresError(
-            f"image {image}: {piece} ends before it begins; right must be at least left, and "
-            "bottom at least top, in pixels from the upper left corner"
+            f"image {image}: {piece} is not finite, or ends before it begins; give pixels from the "
+            "upper left corner, and leave out pieces without a value or a place"
         )
     return Piece(value, left, top, right, bottom, str(piece.text))
+
+
+def _describe(found: object) -> str:
+    if isinstance(found, Tensor):
+        return f"{found.dtype} of shape {tuple(found.shape)}"
+    return f"a {type(found).__name__}, {found!r:.100}"
 
 
 def _images(count: int) -> str:

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,11 @@ from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.audit import describe_rare_terms
-from rewards.base import InvalidScoresError, Reward, score_with_notes
+from rewards.base import InvalidScoresError, Reward, score_checked
 from rewards.out_of_memory import is_out_of_memory
-from rewards.parts import Grid, Parts, Pieces, parts_on_grid
+from rewards.parts import Grid, Pieces, parts_on_grid
 from rewards.texts import find_quoted_texts, has_idle_marks
-from rewards.types import Prompt, RewardError, RewardTable, Scores, describe_error
+from rewards.types import Prompt, RewardError, RewardTable, describe_error
 
 _MOST_NAMED = 3
 """Largest number of prompts that a line names."""
@@ -35,9 +35,6 @@ _PACKAGE = str(Path(__file__).parent)
 
 _GRACE_SECONDS = 2.0
 """Added to a term's time limit, because terms that keep the limit themselves can explain more."""
-
-_Jobs = queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores], torch.cuda.Event | None]]
-"""Jobs of a worker, each with the event on the device to wait for first."""
 
 
 @dataclass(frozen=True)
@@ -71,41 +68,15 @@ class Term:
         return fnmatchcase(prompt.prompt_id, self.only) and self.reward.applies_to(prompt)
 
 
-class _NamedPrompts:
-    """Number of prompts of some kind, and the first few as text."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first: list[str] = []
-
-    def add(self, prompt: Prompt) -> None:
-        self.count += 1
-        if self.count <= _MOST_NAMED:
-            said = prompt.prompt
-            if len(said) > _LONGEST_SHOWN:
-                said = f"{said[:_LONGEST_SHOWN]}..."
-            self._first.append(f"{prompt.prompt_id} ({said!r})")
-
-    def __str__(self) -> str:
-        left_out = self.count - len(self._first)
-        return ", ".join(self._first) + (f" and {left_out} more" if left_out else "")
-
-
 class Scorer:
     """The terms of a reward with their weights.
 
     Args:
         terms: Terms in the order of the R axis, with unique names.
         is_overlapping: Whether groups may be scored while others are being decoded.
-
-    Raises:
-        ValueError: There are no terms, or two with the same name.
     """
 
     def __init__(self, terms: Sequence[Term], *, is_overlapping: bool = True) -> None:
-        names = [term.name for term in terms]
-        if not terms or len(set(names)) != len(names):
-            raise ValueError(f"terms {names}: needs at least one, and no name twice")
         self._terms = tuple(terms)
         self._workers = tuple(_Worker(term.name) for term in terms)
         self.is_overlapping = is_overlapping
@@ -140,9 +111,9 @@ class Scorer:
         """
         terms = [term for term in self._terms if term.is_trained_on or not is_training]
         weighted = [term for term in terms if term.weight != 0]
-        counts, total = dict.fromkeys(self.names, 0), 0
-        others = {term.name: _NamedPrompts() for term in terms}
-        idle = _NamedPrompts()
+        # For each term, the prompts to which it does not apply, by name.
+        others: dict[str, list[str]] = {term.name: [] for term in terms}
+        idle, total = [], 0
         for prompt in prompts:
             # Ask every term, even those that are only watched: one may refuse the prompt.
             applicable = [term for term in terms if term.applies_to(prompt)]
@@ -155,30 +126,30 @@ class Scorer:
                     "(clip_score)"
                 )
             total += 1
+            named = f"{prompt.prompt_id} ({prompt.prompt[:_LONGEST_SHOWN]!r})"
             for term in terms:
-                if term in applicable:
-                    counts[term.name] += 1
-                else:
-                    others[term.name].add(prompt)
+                if term not in applicable:
+                    others[term.name].append(named)
             # Explicit texts are what the prompt asks for, whatever it quotes.
             is_as_quoted = prompt.texts == find_quoted_texts(prompt.prompt)
             if is_as_quoted and has_idle_marks(prompt.prompt):
-                idle.add(prompt)
+                idle.append(named)
         weights = {term.name: term.weight for term in terms}
+        counts = {name: total - len(prompts) for name, prompts in others.items()}
+        first = {name: _name_first(prompts) for name, prompts in others.items()}
+        lines = describe_rare_terms(weights, counts, total, of=of, others=first)
+        if idle:
+            lines.append(
+                f"unpaired or empty quotation marks in {len(idle)} of the {total} {of}: "
+                f"{_name_first(idle)}; close them, or give `text`"
+            )
         unmatched = [
             f"reward.terms.{term.name}.only is {term.only!r}: none of the {of} that it could apply "
             "to has such an id"
             for term in terms
             if term.only != "*" and counts[term.name] == 0
         ]
-        named = {name: str(prompts) for name, prompts in others.items()}
-        rare = describe_rare_terms(weights, counts, total, of=of, others=named)
-        if idle.count:
-            rare.append(
-                f"unpaired or empty quotation marks in {idle.count} of the {total} {of}: {idle}; "
-                "close them, or give `text`"
-            )
-        return rare + unmatched
+        return lines + unmatched
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
         """Score every picture by every term that applies to its prompt.
@@ -196,13 +167,7 @@ class Scorer:
         Raises:
             RewardError: A term raised, took too long, or returned something other than one finite
                 float32 number per picture. The message names term, prompt and image.
-            ValueError: The numbers of prompts and of groups differ.
         """
-        if len(prompts) != pixels.shape[0]:
-            raise ValueError(
-                f"{len(prompts)} prompts for {pixels.shape[0]} groups of images; "
-                "there must be one prompt for each group"
-            )
         scoring = self.begin(prompts)
         for group in pixels:
             scoring.add(group)
@@ -253,7 +218,6 @@ class Scoring:
         self._terms = terms
         self._workers = workers
         self._prompts = prompts
-        self._default_dtype = torch.get_default_dtype()
         self._is_early = [is_resident or not term.reward.modules() for term in terms]
         rows = [
             [(term.is_trained_on or not is_training) and term.applies_to(prompt) for term in terms]
@@ -261,7 +225,7 @@ class Scoring:
         ]
         self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
         self._groups: list[UInt8[Tensor, "G 3 H W"]] = []
-        self._futures: dict[tuple[int, int], Future[Scores]] = {}
+        self._futures: dict[tuple[int, int], Future[_GroupScores]] = {}
 
     def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
         """Pass the pictures of the next prompt to the terms that can begin; does not wait."""
@@ -291,16 +255,20 @@ class Scoring:
                     self._submit(row, column)
         raw = torch.zeros(len(self._groups), self._groups[0].shape[0], len(self._terms))
         notes: dict[str, list[tuple[str, ...]]] = {}
-        found = _Parts(self._grid, self._groups)
+        parts: dict[str, Float32[Tensor, "P G h w"]] = {}
+        pieces: dict[str, list[Pieces]] = {}
         for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
-            scores = self._wait(row, column, future)
+            found = self._wait(row, column, future)
             count(done, len(self._futures))
-            raw[row, :, column] = scores.values
-            if scores.notes:
-                name = self._terms[column].name
-                notes.setdefault(name, [()] * len(self._groups))[row] = scores.notes
-            found.add(self._terms[column].name, row, scores.parts)
-        self._refuse_another_dtype()
+            name = self._terms[column].name
+            raw[row, :, column] = found.values
+            if found.notes:
+                notes.setdefault(name, [()] * len(self._groups))[row] = found.notes
+            if found.places is not None:
+                shape = (len(self._groups), *found.places.shape)
+                parts.setdefault(name, torch.zeros(shape))[row] = found.places
+            if found.pieces:
+                pieces.setdefault(name, [()] * len(self._groups))[row] = found.pieces
         return RewardTable(
             names=tuple(term.name for term in self._terms),
             raw=raw,
@@ -308,21 +276,9 @@ class Scoring:
             weights=torch.tensor([term.weight for term in self._terms], dtype=torch.float32),
             std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
             notes={name: tuple(groups) for name, groups in notes.items()},
-            parts=found.parts,
-            pieces={name: tuple(groups) for name, groups in found.pieces.items()},
+            parts=parts,
+            pieces={name: tuple(groups) for name, groups in pieces.items()},
         )
-
-    def _refuse_another_dtype(self) -> None:
-        # After all terms are done, because a library may set it while it loads a model.
-        found = torch.get_default_dtype()
-        if found != self._default_dtype:
-            torch.set_default_dtype(self._default_dtype)
-            names = ", ".join(term.name for term in self._terms)
-            raise RewardError(
-                f"one of the terms {names} set torch's default dtype to {found}, which also "
-                f"affects the model: reset it to {self._default_dtype} after use, pass a dtype "
-                "when making tensors, or serve the term with `glm-grpo serve-reward`"
-            )
 
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
@@ -330,7 +286,7 @@ class Scoring:
             job = partial(_score_group, term, prompt, group, self._grid)
             self._futures[row, column] = self._workers[column].submit(job)
 
-    def _wait(self, row: int, column: int, future: Future[Scores]) -> Scores:
+    def _wait(self, row: int, column: int, future: Future[_GroupScores]) -> _GroupScores:
         term, prompt = self._terms[column], self._prompts[row]
         try:
             # A term scores its groups in order, so this one began before the wait for it did, or as
@@ -345,27 +301,20 @@ class Scoring:
             ) from error
 
 
-class _Parts:
-    """Parts of scores, drawn onto a grid, by term name; none without a grid."""
+@dataclass(frozen=True)
+class _GroupScores:
+    """Scores of one group by one term, with their parts drawn onto a grid, if any."""
 
-    def __init__(self, grid: Grid | None, groups: Sequence[UInt8[Tensor, "G 3 H W"]]) -> None:
-        self._grid = grid
-        self._groups = groups
-        self.parts: dict[str, Float32[Tensor, "P G h w"]] = {}
-        self.pieces: dict[str, list[Pieces]] = {}
+    values: Float32[Tensor, " G"]
+    notes: tuple[str, ...]
+    places: Float32[Tensor, "G h w"] | None
+    pieces: Pieces
 
-    def add(self, name: str, row: int, parts: Parts | None) -> None:
-        if self._grid is None or parts is None:
-            return
-        size, _, height, width = self._groups[row].shape
-        if name not in self.parts:
-            shape = (len(self._groups), size, self._grid.rows, self._grid.columns)
-            self.parts[name] = torch.zeros(shape)
-        if isinstance(parts, Tensor):
-            self.parts[name][row] = parts
-        else:
-            self.parts[name][row] = parts_on_grid(parts, self._grid, height=height, width=width)
-            self.pieces.setdefault(name, [()] * len(self._groups))[row] = parts
+
+_Jobs = queue.SimpleQueue[
+    tuple[Future[_GroupScores], Callable[[], _GroupScores], torch.cuda.Event | None]
+]
+"""Jobs of a worker, each with the event on the device to wait for first."""
 
 
 class _Worker:
@@ -384,8 +333,8 @@ class _Worker:
         self._jobs: _Jobs = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._jobs,), daemon=True, name=name).start()
 
-    def submit(self, job: Callable[[], Scores]) -> Future[Scores]:
-        future: Future[Scores] = Future()
+    def submit(self, job: Callable[[], _GroupScores]) -> Future[_GroupScores]:
+        future: Future[_GroupScores] = Future()
         # Only if the device is in use already, because this takes memory.
         is_on_device = torch.cuda.is_initialized()
         ready = torch.cuda.current_stream().record_event() if is_on_device else None
@@ -414,18 +363,18 @@ def _work(jobs: _Jobs) -> None:
 
 def _score_group(
     term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"], grid: Grid | None
-) -> Scores:
+) -> _GroupScores:
     where = f"term {term.name}, prompt {prompt.prompt_id}"
+    size, _, height, width = pixels.shape
     try:
-        scores = score_with_notes(
-            term.reward, [prompt] * pixels.shape[0], pixels, with_parts=grid is not None
-        )
-        if grid is not None and isinstance(scores.parts, Tensor):
+        scores = score_checked(term.reward, [prompt] * size, pixels, with_parts=grid is not None)
+        parts = scores.parts
+        places = None
+        if grid is not None and parts is not None:
             # Now, because maps of all groups at the resolution of pictures can take gigabytes.
-            _, _, height, width = pixels.shape
-            drawn = parts_on_grid(scores.parts, grid, height=height, width=width)
-            scores = replace(scores, parts=drawn)
-        return scores
+            places = parts_on_grid(parts, grid, height=height, width=width)
+        pieces = parts if isinstance(parts, tuple) else ()
+        return _GroupScores(scores.values, scores.notes, places, pieces)
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:
@@ -463,6 +412,12 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
         "reward.overlap=false, then offload=modules, which give the term more room (a run can "
         "continue with them), or in a new run lower rollout.group_size"
     )
+
+
+def _name_first(prompts: Sequence[str]) -> str:
+    """The first few of some prompts, as a text."""
+    left_out = len(prompts) - _MOST_NAMED
+    return ", ".join(prompts[:_MOST_NAMED]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from rewards.base import Reward, score_with_notes
+from rewards.base import Reward, score_checked
 from rewards.messages import ScoreAnswer, ScoreRequest, ScorerInfo
 from rewards.types import RewardError, describe_error
 
@@ -100,7 +100,7 @@ def _score(reward: Reward, request: ScoreRequest) -> ScoreAnswer:
                 f"the term does not apply to prompt {prompt.prompt_id}, which lacks what it "
                 "compares an image with; leave its images out"
             )
-    scores = score_with_notes(reward, prompts, pixels)
+    scores = score_checked(reward, prompts, pixels)
     return ScoreAnswer(scores=tuple(scores.values.tolist()), notes=scores.notes)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName
-from rewards.types import Prompt, RewardError, Scores, describe_error
+from rewards.types import Prompt, RewardError, describe_error
 
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages, whose imports are not followed."""
@@ -90,22 +90,9 @@ class CustomReward:
         """Whether the prompt has what the function uses."""
         return has_needs(prompt, self._needs)
 
-    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
-        """Call the function; `rewards.base.score_with_notes` checks the result.
-
-        Raises:
-            Exception: Whatever the function raises.
-        """
-        found = self.score_with_parts(prompts, pixels)
-        return found.values if isinstance(found, Scores) else found
-
-    def score_with_notes(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
-        """What the function returned: values, or `Scores`."""
-        return self.score_with_parts(prompts, pixels)
-
     @torch.no_grad()
-    def score_with_parts(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
-        """What the function returned: values, or `Scores`."""
+    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Any:
+        """Call the function; `rewards.base.score_checked` checks the result."""
         # Copies, because a function that works in place must not change the input of other terms.
         copies = {id(prompt): _copy(prompt) for prompt in prompts}
         return self._function([copies[id(prompt)] for prompt in prompts], pixels.clone())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -162,28 +162,18 @@ class OcrReward:
         return any(self._fold(text) for text in prompt.texts)
 
     @torch.no_grad()
-    def score(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Float32[Tensor, " N"]:
+    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         """Compare what was read in each picture with its prompt's texts.
 
-        Raises:
-            ValueError: A prompt asks for no text.
+        The notes are what the engine read, see `BoxMatch.reading`.
         """
-        return self.score_with_notes(prompts, pixels).values
-
-    @torch.no_grad()
-    def score_with_notes(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
-        """Like `score`; the notes are what the engine read, see `BoxMatch.reading`."""
         return self._to_scores(self._match(prompts, pixels))
 
     @torch.no_grad()
     def score_with_parts(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Scores:
-        """Like `score_with_notes`; the parts are the letters that were read, see `place_score`."""
+        """Like `score`; the parts are the letters that were read, see `place_score`."""
         matches = self._match(prompts, pixels)
         pieces = tuple(
             place_score(match, is_case_sensitive=self._is_case_sensitive) for match in matches
@@ -195,12 +185,6 @@ class OcrReward:
         return self._reader.modules()
 
     def _match(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> list[BoxMatch]:
-        for prompt in prompts:
-            if not prompt.texts:
-                raise ValueError(
-                    f"prompt {prompt.prompt_id} asks for no text; score only prompts to which the "
-                    "term applies"
-                )
         return [
             match_boxes(
                 boxes,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
@@ -92,21 +92,13 @@ class RemoteReward:
         """Whether the prompt has what the scorer uses; does not ask the scorer."""
         return has_needs(prompt, self._needs)
 
-    def score(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Float32[Tensor, " N"]:
-        """Send the pictures with their prompts in one request; scores are returned on the CPU.
+    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
+        """Send the pictures with their prompts in one request; the notes are the scorer's.
 
         Raises:
             RewardError: There was no answer, the scorer failed (the message quotes its error), or
                 the answer is not one of a scorer.
         """
-        return self.score_with_notes(prompts, pixels).values
-
-    def score_with_notes(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
-        """Like `score`; the notes are the scorer's."""
         body = make_request(prompts, pixels, self._needs).model_dump_json().encode()
         answer = self._ask("/score", body, ScoreAnswer)
         return Scores(torch.tensor(answer.scores, dtype=torch.float32), answer.notes)

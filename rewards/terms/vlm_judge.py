@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -161,21 +161,13 @@ class VlmJudgeReward:
         """Whether the prompt has the parts that the question mentions."""
         return has_needs(prompt, self._config.needs())
 
-    def score(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Float32[Tensor, " N"]:
-        """Ask about every picture, several at a time.
+    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
+        """Ask about every picture, several at a time; the notes are the answers.
 
         Raises:
             RewardError: The endpoint failed, or an answer is not a score; the message names prompt
                 and image. Remaining pictures are not sent.
         """
-        return self.score_with_notes(prompts, pixels).values
-
-    def score_with_notes(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
-        """Like `score`; the notes are the model's answers, without surrounding white space."""
         pool = ThreadPoolExecutor(self._config.requests_at_once)
         try:
             answers = [*pool.map(self._ask, range(len(prompts)), prompts, pixels)]

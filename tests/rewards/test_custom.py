@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from rewards import score_images
-from rewards.base import score_with_notes
+from rewards.base import score_checked
 from rewards.config import RewardConfig, with_functions
 from rewards.parts import Grid, parts_on_grid
 from rewards.score import Scorer, Term
@@ -84,8 +84,7 @@ def test_custom_function_may_return_parts_and_notes(write_module: Write, parts: 
         f"    return Scores(values, notes=('a', 'b', 'c'), parts={parts})\n"
     )
     reward = CustomReward(f"{name}:score", needs=())
-    assert torch.equal(reward.score([DOG] * 3, PIXELS), torch.ones(3))
-    scores = score_with_notes(reward, [DOG] * 3, PIXELS, with_parts=True)
+    scores = score_checked(reward, [DOG] * 3, PIXELS, with_parts=True)
     placed = parts_on_grid(scores.parts, Grid(1, 2), height=2, width=2)
     assert placed[0].tolist() == [[0.5, 0.5]]
     assert scores.notes == ("a", "b", "c")

@@ -44,7 +44,7 @@ def test_easyocr_reads_drawn_words(reader: EasyOcrReader) -> None:
     pictures = torch.stack([*map(drawn, words), torch.full((3, 128, 256), 127, dtype=torch.uint8)])
     reward, prompts = OcrReward(reader), [Prompt("a", "a", texts=(word,)) for word in words]
     assert all(map(reward.applies_to, prompts))
-    assert reward.score(prompts, pictures[:3]).tolist() == [1.0, 1.0, 1.0]
+    assert reward.score(prompts, pictures[:3]).values.tolist() == [1.0, 1.0, 1.0]
     boxes = reader.read(pictures)
     assert boxes[3] == []
     assert [reader.read(picture[None])[0] for picture in pictures] == boxes

@@ -82,7 +82,7 @@ def test_rapidocr_scores_the_right_word_above_a_wrong_one(
     reader: RapidOcrReader, draw_word: Draw
 ) -> None:
     pictures = torch.stack([draw_word("OPEN"), draw_word("OVEN"), draw_word("BUS")])
-    scores = OcrReward(reader).score([Prompt("a", "a", texts=("open",))] * 3, pictures)
+    scores = OcrReward(reader).score([Prompt("a", "a", texts=("open",))] * 3, pictures).values
     torch.testing.assert_close(scores, torch.tensor([1.0, 0.75, 0.0]))
 
 
@@ -108,7 +108,7 @@ def test_rapidocr_reads_photographed_words(reader: RapidOcrReader, assets_dir: P
 def test_rapidocr_reads_posters_with_words_beside_the_text(
     reader: RapidOcrReader, words: list[tuple[str, int, int]], texts: tuple[str, ...]
 ) -> None:
-    scores = OcrReward(reader).score([Prompt("a", "a", texts=texts)], draw_poster(*words))
+    scores = OcrReward(reader).score([Prompt("a", "a", texts=texts)], draw_poster(*words)).values
     assert scores.tolist() == [1.0]
 
 
@@ -116,7 +116,7 @@ def test_rapidocr_reads_posters_with_words_beside_the_text(
 def test_rapidocr_reads_text_turned_either_way(reader: RapidOcrReader, turn: int) -> None:
     poster = draw_poster(("GRAND", 128, 100), ("OPENING", 128, 150), turn=turn)
     prompt = Prompt("a", "a", texts=("GRAND OPENING",))
-    assert OcrReward(reader).score([prompt], poster).tolist() == [1.0]
+    assert OcrReward(reader).score([prompt], poster).values.tolist() == [1.0]
 
 
 def drawn_line(
@@ -179,9 +179,9 @@ def test_rapidocr_finds_both_scripts_on_a_photographed_can(
     # In two scripts and on several lines, among other text.
     photo = load_photo(assets_dir / "images" / "photos" / "can_01.jpg", 512)
     can = [Prompt("can", "a can", texts=("TRANSATLANTIC IPA", "横越大西洋"))]
-    assert OcrReward(reader).score(can, photo).tolist() == [1.0]
+    assert OcrReward(reader).score(can, photo).values.tolist() == [1.0]
     # What stands there besides costs only where that was asked for, and then not everything.
-    strict = OcrReward(reader, extra_text_penalty=1.0).score(can, photo)
+    strict = OcrReward(reader, extra_text_penalty=1.0).score(can, photo).values
     assert 0.4 < strict.item() < 1.0
 
 

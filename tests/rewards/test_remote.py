@@ -46,10 +46,7 @@ class Level:
     def applies_to(self, prompt: Prompt) -> bool:
         return True
 
-    def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-        return self.score_with_notes(prompts, pixels).values
-
-    def score_with_notes(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+    def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
         self.seen += prompts
         if prompts[0].prompt == "fail":
             raise ZeroDivisionError("cannot look at this")
@@ -105,9 +102,9 @@ def free_port() -> int:
 
 def test_remote_scores_as_the_term_does_in_this_process_to_the_bit() -> None:
     prompts = [EDIT, DOG, DOG]
-    expected = Level().score_with_notes(prompts, PIXELS)
+    expected = Level().score(prompts, PIXELS)
     with serving(Level()) as url:
-        scores = connect(url).score_with_notes(prompts, PIXELS)
+        scores = connect(url).score(prompts, PIXELS)
     assert torch.equal(scores.values, expected.values)
     assert scores.notes == expected.notes
 
@@ -270,13 +267,13 @@ def test_a_server_scores_in_turn_for_many_clients_and_answers_info_meanwhile() -
     go_on = threading.Event()
 
     class Slow(Level):
-        def score_with_notes(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+        def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
             assert go_on.wait(20)
-            return super().score_with_notes(prompts, pixels)
+            return super().score(prompts, pixels)
 
     with serving(Slow()) as url, ThreadPoolExecutor(60) as pool:
         reward = connect(url)
-        levels = pool.map(lambda _: reward.score([DOG], PIXELS[2:]).item(), range(60))
+        levels = pool.map(lambda _: reward.score([DOG], PIXELS[2:]).values.item(), range(60))
         connect(url)
         go_on.set()
         assert [*levels] == pytest.approx([2 / 3] * 60)
@@ -336,7 +333,7 @@ def test_remote_talks_to_the_scorer_of_the_documentation(tmp_path: Path) -> None
             reward = connect(f"http://127.0.0.1:{port}", retries=5)
             cyan = torch.tensor([0, 255, 255], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
             prompts = [Prompt("a", "a red dog"), Prompt("b", "a blue dog")]
-            assert reward.score(prompts, torch.stack([cyan, cyan])).tolist() == [0.0, 1.0]
+            assert reward.score(prompts, torch.stack([cyan, cyan])).values.tolist() == [0.0, 1.0]
             with pytest.raises(RewardError, match="ValueError: 'a dog' names no colour"):
                 reward.score([DOG], cyan[None])
         finally:

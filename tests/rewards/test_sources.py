@@ -63,7 +63,7 @@ def test_what_a_term_against_the_source_needs() -> None:
 
 def test_pictures_to_compare_with_are_there_and_of_the_same_size() -> None:
     small = torch.zeros(1, 3, 32, 64, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="prompt edit has no target image to compare with"):
+    with pytest.raises(ValueError, match="target of prompt edit is missing"):
         stack_compared([replace(EDIT, target=None)], small)
     with pytest.raises(ValueError, match="source of prompt edit is 64 x 64, the image 64 x 32"):
         stack_compared([EDIT], small, "source")

@@ -70,7 +70,7 @@ def connect(judge: Endpoint, question: str = "{prompt}?", **options: Any) -> Vlm
 
 
 def score(reward: VlmJudgeReward, count: int) -> Tensor:
-    return reward.score([DOG] * count, PIXELS[:count])
+    return reward.score([DOG] * count, PIXELS[:count]).values
 
 
 def test_judge_is_asked_in_openais_format() -> None:
@@ -81,7 +81,7 @@ def test_judge_is_asked_in_openais_format() -> None:
         reward = connect(judge, question, lowest=1, highest=5)
         assert not reward.applies_to(DOG)
         assert reward.applies_to(prompt)
-        assert reward.score([prompt], pixels.to(torch.uint8)).tolist() == [1.0]
+        assert reward.score([prompt], pixels.to(torch.uint8)).values.tolist() == [1.0]
     (request,) = judge.requests
     assert request.path == "/v1/chat/completions"
     payload, content = json.loads(request.body), content_of(request)
@@ -117,7 +117,7 @@ def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_f
 
     with judging(later_for_the_first) as judge:
         reward = connect(judge, requests_at_once=2)
-        scores = reward.score_with_notes([DOG] * 6, PIXELS[:6])
+        scores = reward.score([DOG] * 6, PIXELS[:6])
     torch.testing.assert_close(scores.values, torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]))
     assert scores.notes == ("0", "1", "2", "3", "4", "5")
     assert max(most) == 2

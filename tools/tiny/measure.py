@@ -80,7 +80,7 @@ class Embedded:
 
     def read(self, prompts: tuple[Prompt, ...], pixels: UInt8[Tensor, "P 3 H W"]) -> Reading:
         """Compare the text read in each picture with its prompt's text."""
-        scores = self._ocr.score(prompts, pixels)
+        scores = self._ocr.score(prompts, pixels).values
         return Reading(scores.mean().item(), (scores == 1).float().mean().item())
 
     def similarity(self, pixels: UInt8[Tensor, "P 3 H W"]) -> Float32[Tensor, " P"]:
