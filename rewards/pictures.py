@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
@@ -22,19 +19,6 @@ PictureSource = Path | bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """Pillow opens more, some by running other programs (EPS), which data files must not trigger."""
-
-DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-DEEP_GREY_LARGEST = 65_535
-
-UNSCALED_MODES = ("L;2", "L;4", "RGB;16B")
-"""PNG modes for which Pillow scales pixels to 8 bits, but not the transparent colour."""
-
-BITS_PER_SAMPLE, PHOTOMETRIC_INTERPRETATION, PLANAR_CONFIGURATION = 258, 262, 284
-WHITE_IS_ZERO, SEPARATE_PLANES = 0, 2
-"""TIFF tag values. Source: TIFF 6.0, section 8."""
-
-PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}
-"""Pixel mode that a colour profile describes, by the profile's colour space."""
 
 SMALLEST_PART, LARGEST_SCALE = 0.5, 2.0
 """Part of a picture's area, and scale of its sides, beyond which it hardly fits a size."""
@@ -50,12 +34,11 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
     """Decode a picture fully.
 
     Transparency is put on white, EXIF orientation is applied, an embedded colour profile is
-    converted to sRGB, 16-bit grey is scaled to 8 bits, an animation gives its first frame. Without
-    a profile, values are taken for sRGB: gAMA and cHRM of a PNG are ignored, as Pillow and most
-    data pipelines do.
+    converted to sRGB, an animation gives its first frame. Without a profile, values are taken for
+    sRGB: gAMA and cHRM of a PNG are ignored, as Pillow and most data pipelines do.
 
-    Damage inside of a file is noticed by the checksums of a PNG and by the warnings of the JPEG
-    decoder; the other formats have nothing to compare with.
+    Damage inside of a file is noticed by the checksums of a PNG and the ends of other formats;
+    a JPEG may be damaged in the middle and still be read.
 
     Args:
         source: The picture.
@@ -63,8 +46,8 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
 
     Raises:
         FileNotFoundError: The file does not exist.
-        PictureError: It is not a picture, is damaged, too large or of an unknown value range, or
-            its colour profile cannot be used.
+        PictureError: It is not a picture, is damaged, too large, or has other than 8 bits per
+            channel; or its colour profile cannot be used.
     """
     with _opened(source, formats) as picture:
         return _to_rgb(ImageOps.exif_transpose(picture))
@@ -74,11 +57,9 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     """Convert a picture in memory in the same way as `open_rgb`.
 
     Raises:
-        PictureError: It is truncated or of an unknown value range, or its colour profile cannot be
-            used.
+        PictureError: As for `open_rgb`.
     """
     with _refusals(FORMATS):
-        _check_depth(picture)
         return _to_rgb(ImageOps.exif_transpose(picture))
 
 
@@ -148,9 +129,11 @@ def _opened(source: PictureSource, formats: Sequence[str]) -> Iterator[Image.Ima
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         content = source if isinstance(source, bytes) else source.read_bytes()
         with Image.open(io.BytesIO(content), formats=tuple(formats)) as picture:
-            _check_depth(picture)
             picture.load()
-            _check_intact(picture.format, content)
+            if picture.format == "PNG":
+                # `load` does not read the checksums of the pixels.
+                with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
+                    again.verify()
             yield picture
 
 
@@ -176,118 +159,29 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
         ) from error
 
 
-def _check_intact(kind: str | None, content: bytes) -> None:
-    """Refuse damage over which `Image.load` passes."""
-    if kind == "PNG":
-        # `load` does not read the checksums of the pixels.
-        with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
-            again.verify()
-    if kind in ("JPEG", "MPO"):
-        # Pillow drops the warnings of libjpeg.
-        try:
-            simplejpeg.decode_jpeg(content, "GRAY")
-        except ValueError as error:
-            # Other complaints are of odd headers, and of subsamplings that only Pillow reads.
-            if re.match("Corrupt|Premature", str(error)):
-                raise
-
-
-def _check_depth(picture: Image.Image) -> None:
-    """Refuse sample formats that Pillow misinterprets."""
-    tags = getattr(picture, "tag_v2", {})
-    bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
-    is_separate = tags.get(PLANAR_CONFIGURATION) == SEPARATE_PLANES
-    if bits == 12 or (bits > 8 and is_separate):
-        layout = " in separate planes" if is_separate else ""
-        raise ValueError(f"{bits} bits per channel{layout}; save it with 8 bits")
-    if bits > 8 and tags.get(PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
-        raise ValueError(f"{bits} bits of grey where 0 is white; save it with 0 as black")
-    raw_modes = [tile[-1] for tile in getattr(picture, "tile", [])]
-    if "transparency" in picture.info and (
-        picture.mode in DEEP_GREY_MODES or any(mode in UNSCALED_MODES for mode in raw_modes)
-    ):
-        raise ValueError(
-            "a transparent colour, and channels of other than 8 bits; save it with an alpha channel"
-        )
-
-
 def _to_rgb(picture: Image.Image) -> Image.Image:
-    profile = picture.info.get("icc_profile")
-    if picture.mode in DEEP_GREY_MODES:
-        return _to_srgb(Image.fromarray(_to_eight_bits(np.asarray(picture))), profile)
-    if picture.mode == "F":
-        raise ValueError("floating-point pixels have no known range")
-    opacity = None
-    if picture.has_transparency_data:
-        layered = picture if picture.mode == "RGBA" else picture.convert("RGBA")
-        opacity = layered.getchannel("A")
-        picture = layered.convert("L" if picture.mode in ("L", "LA") else "RGB")
-    colours = _to_srgb(picture, profile)
-    if opacity is None:
-        return colours
-    white = Image.new("RGB", colours.size, "white")
-    white.paste(colours, mask=opacity)
+    if picture.mode[0] in "IF":
+        raise ValueError(f"pixels of mode {picture.mode}; save it with 8 bits per channel")
+    if not picture.has_transparency_data:
+        return _to_srgb(picture)
+    layered = picture.convert("RGBA")
+    white = Image.new("RGB", layered.size, "white")
+    white.paste(_to_srgb(layered.convert("RGB")), mask=layered.getchannel("A"))
     return white
 
 
-def _to_srgb(picture: Image.Image, profile: bytes | None) -> Image.Image:
+def _to_srgb(picture: Image.Image) -> Image.Image:
+    profile = picture.info.get("icc_profile")
     if not profile:
         return picture.convert("RGB")
     try:
-        mode, transform = _find_transform(profile)
-        picture = _for_profile(picture, mode)
-    except (OSError, ValueError, ImageCms.PyCMSError) as error:
+        opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        # Programs keep the profile when they convert colour to grey.
+        if opened.profile.xcolor_space.strip() == "RGB":
+            picture = picture.convert("RGB")
+        srgb = ImageCms.createProfile("sRGB")
+        return ImageCms.buildTransform(opened, srgb, picture.mode, "RGB").apply(picture)
+    except (OSError, ImageCms.PyCMSError) as error:
         raise ValueError(
             f"its colour profile cannot be used: {error}; save it as sRGB or without a profile"
         ) from error
-    return picture.convert("RGB") if transform is None else transform.apply(picture)
-
-
-def _for_profile(picture: Image.Image, mode: str) -> Image.Image:
-    """Convert the picture to the mode of its profile.
-
-    Programs keep the profile when they convert between grey and colour.
-    """
-    if picture.mode not in PROFILE_MODES.values():
-        picture = picture.convert("L" if picture.mode == "1" else "RGB")
-    if picture.mode == mode:
-        return picture
-    converted = picture.convert(mode)
-    is_lossless = converted.convert(picture.mode).tobytes() == picture.tobytes()
-    if "CMYK" in (picture.mode, mode) or not is_lossless:
-        raise ValueError(f"it is for pixels of mode {mode}, but these are {picture.mode}")
-    return converted
-
-
-@lru_cache(maxsize=16)
-def _find_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """Mode that a profile is for, and the transform to sRGB; None if colours do not change.
-
-    There are many sRGB profiles with different rounding: a profile that changes no colour by more
-    than one level counts as sRGB.
-    """
-    opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-    space = opened.profile.xcolor_space.strip()
-    mode = PROFILE_MODES.get(space)
-    if mode is None:
-        raise ValueError(f"it is for the colour space {space}")
-    transform = ImageCms.buildTransform(opened, ImageCms.createProfile("sRGB"), mode, "RGB")
-    if mode == "CMYK":
-        return mode, transform
-    levels = np.arange(256, dtype=np.uint8)
-    steps = levels[::15]
-    cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(1, -1, 3)
-    sample = Image.fromarray(levels[None] if mode == "L" else cube)
-    before, after = sample.convert("RGB"), transform.apply(sample)
-    change = np.abs(np.asarray(after, dtype=int) - np.asarray(before, dtype=int)).max()
-    return mode, transform if change > 1 else None
-
-
-def _to_eight_bits(values: np.ndarray) -> np.ndarray:
-    """Scale and round; Pillow's own conversion clips at 255."""
-    if values.min() < 0 or values.max() > DEEP_GREY_LARGEST:
-        raise ValueError(f"grey values outside 0..{DEEP_GREY_LARGEST}")
-    scaled = values.astype(np.uint32)
-    scaled += 128
-    scaled //= 257
-    return scaled.astype(np.uint8)
