@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import functools
@@ -24,11 +23,6 @@ from torch import Tensor, nn
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName
 from rewards.types import Prompt, RewardError, describe_error
-
-_INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages, whose imports are not followed."""
-_OURS = {"glm_grpo", "rewards"}
-"""Packages of this project, whose version is known."""
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
 """Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or
@@ -73,10 +67,7 @@ class CustomConfig(TermConfig):
 class CustomReward:
     """Result of the user's function, higher is better; range, device and memory are up to it.
 
-    Args:
-        function: `module:function`. The module is searched for in the working directory first, then
-            on Python's path.
-        needs: Parts of a prompt that the function uses; it is not called for prompts without them.
+    The module is searched for in the working directory first, then on Python's path.
 
     Raises:
         RewardError: The module cannot be imported, or has no such function.
@@ -147,8 +138,7 @@ def load_function(name: str) -> ScoringFunction:
     except AttributeError as error:
         functions = sorted(key for key, value in vars(module).items() if callable(value))
         nearest = difflib.get_close_matches(function_name, functions, n=1)
-        names = ", ".join(functions) or "nothing callable"
-        remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {names}"
+        remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(functions)}"
         if module_name == "__main__":
             remedy = "put it in a module of its own, which every process can import"
         # The module of a notebook has no file.
@@ -156,19 +146,13 @@ def load_function(name: str) -> ScoringFunction:
         raise RewardError(
             f"custom function {name!r}: {place} has no {function_name}; {remedy}"
         ) from error
-    if not callable(function):
-        raise RewardError(
-            f"custom function {name!r} is a {type(function).__name__}; it must be a function of "
-            "prompts and images"
-        )
     return function
 
 
 def find_source(name: str) -> bytes | None:
-    """Source of a custom function: its module, and the modules of the same project it imports.
+    """Source of a custom function: its module, or its own if a script or notebook defines it.
 
-    Nothing but the packages around it is run. Of a function that a script or a notebook defines,
-    only its own source; of an installed one, only its module.
+    Only the packages around the module are run.
 
     Args:
         name: `module:function`, or a name from `name_function`.
@@ -189,71 +173,26 @@ def find_source(name: str) -> bytes | None:
     # A user's package may raise anything during import, which is reported elsewhere.
     with _importable(str(Path.cwd())), contextlib.suppress(Exception):
         spec = importlib.util.find_spec(module_name)
-    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+    if spec is None or not str(spec.origin).endswith(".py"):
         return None
-    own = Path(str(spec.origin))
-    paths = {own}
-    if not _INSTALLED & set(own.parts):
-        is_package = spec.submodule_search_locations is not None
-        root = own.parents[module_name.count(".") + is_package]
-        _follow_imports(own, module_name if is_package else spec.parent or "", root, paths)
-    return b"".join(path.read_bytes() for path in sorted(paths))
-
-
-def _follow_imports(path: Path, package: str, root: Path, found: set[Path]) -> None:
-    """Add the modules below `root` that a module imports, and those that they import.
-
-    Args:
-        path: File of the module.
-        package: Name of the package that relative imports start from.
-        root: Folder that names of modules start from.
-        found: Files; those that it has are not followed again.
-    """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    names = {package}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".") if node.level else []
-            base = [*parts[: len(parts) - node.level + 1], *filter(None, [node.module])]
-            names |= {".".join([*base, alias.name]) for alias in node.names}
-    for name in names:
-        parts = name.split(".")
-        if parts[0] in _OURS or parts[0] in sys.stdlib_module_names:
-            continue
-        # Importing a.b.c runs a and a.b, too; the last part may name a function.
-        for length in range(1, len(parts) + 1):
-            place = root.joinpath(*parts[:length])
-            for file, inside in (
-                (place / "__init__.py", parts[:length]),
-                (place.with_suffix(".py"), parts[: length - 1]),
-            ):
-                if file.is_file() and file not in found:
-                    found.add(file)
-                    _follow_imports(file, ".".join(inside), root, found)
+    return Path(str(spec.origin)).read_bytes()
 
 
 def _load_scoring_function(name: str) -> ScoringFunction:
     """Import a function of prompts and pictures.
 
     Raises:
-        RewardError: As for `load_function`, or it takes other arguments.
+        RewardError: As for `load_function`, or it is no function of two arguments.
     """
     function = load_function(name)
-    # Some callables of C have no signature.
+    # Some callables of C have no signature, which is a ValueError.
     with contextlib.suppress(ValueError):
-        signature = inspect.signature(function)
         try:
-            signature.bind([], None)
+            inspect.signature(function).bind([], None)
         except TypeError as error:
-            own = name.partition(":")[2]
             raise RewardError(
-                f"custom function {name!r} is {own}{signature} ({error}); it is called with two "
-                f"arguments: def {own}(prompts, images)"
+                f"custom function {name!r} ({error}) must be called with two arguments: "
+                f"def {name.partition(':')[2]}(prompts, images)"
             ) from error
     return function
 

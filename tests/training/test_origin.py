@@ -29,7 +29,6 @@ Change = Callable[[Path], object]
 """Changes files in the folder of `project`."""
 
 SCORER = """
-import helper
 
 def score(prompts, images):
     return images.float().mean(dim=(1, 2, 3))
@@ -44,7 +43,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rows = [f'{{"prompt": "a {n} \\"A\\"", "target": "{name}.png"}}' for n in range(2)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
     (tmp_path / "scorer.py").write_text(SCORER)
-    (tmp_path / "helper.py").write_text("SCALE = 1\n")
     (tmp_path / "objective.py").write_text("def loss(inputs): ...\n")
     (tmp_path / "weights.safetensors").write_bytes(b"weights")
     save_checkpoint(RunFolder(tmp_path / "start"), step=1, tensors=TENSORS, metadata=STATE)
@@ -116,10 +114,6 @@ CHANGES: list[tuple[Change, str]] = [
     ),
     (
         lambda folder: (folder / "scorer.py").write_text(f"{SCORER}\n# sharper"),
-        r"reward\.terms\.mine\.function = scorer:score: other code",
-    ),
-    (
-        lambda folder: (folder / "helper.py").write_text("SCALE = 2\n"),
         r"reward\.terms\.mine\.function = scorer:score: other code",
     ),
     (
