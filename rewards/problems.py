@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -147,11 +146,6 @@ def _translate(details: ErrorDetails, fields: Mapping[str, FieldInfo]) -> Proble
         choices = re.findall("'(.*?)'", str(context["expected"]))
         nearest = difflib.get_close_matches(value, choices, n=1)
         remedy = f"did you mean {nearest[0]}?" if nearest else ""
-    elif kind == "string_type" and isinstance(value, bool | int | float):
-        quoted = shlex.quote(f'{key}="..."')
-        remedy = f"write text in quotation marks, on the command line {quoted}"
-    elif kind == "tuple_type":
-        remedy = f"write a list, such as {shlex.quote(f'{key}=[{value}]')}"
     return Problem(key, value, f"{details['msg']}. {purpose}".rstrip(), remedy)
 
 

@@ -259,12 +259,12 @@ def test_keys_in_another_form_are_refused(call, message) -> None:
 
 
 def test_score_images_says_what_to_write_instead_of_what_it_refuses() -> None:
-    config = {"terms": {"ocr": {"wieght": 1.0}}, "combin": "weighted_sum"}
+    config = {"terms": {"ssim": {"wieght": 1.0}}, "combin": "weighted_sum"}
     with pytest.raises(ValueError, match="^The config has 2 problems:") as caught:
         score_images([], [], config)
     assert str(caught.value).splitlines()[1:] == [
-        "  terms.ocr.wieght = 1.0",
-        "    rule:   is not an option of kind ocr",
+        "  terms.ssim.wieght = 1.0",
+        "    rule:   is not an option of kind ssim",
         "    remedy: did you mean weight?",
         "  combin = 'weighted_sum'",
         "    rule:   is not a key of the config",
