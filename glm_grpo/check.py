@@ -43,7 +43,7 @@ from glm_grpo.tiny.prompts import is_known, known_form
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.phase import Models
 from rewards.problems import Problem, describe_problems
-from rewards.texts import find_quoted_texts, is_blank
+from rewards.texts import find_quoted_texts
 from rewards.types import Prompt, RewardError
 
 _MOST_NAMED = 3
@@ -227,9 +227,7 @@ def _hint_at_glyphs(family: ModelFamily, of: str, prompt_set: PromptSource) -> l
     for row, caption in enumerate(prompt_set.captions()):
         quoted = sorted(find_quoted_texts(caption))
         # The encoder reads a repeated text again.
-        read = sorted(
-            {text.strip() for text in family.find_glyph_texts(caption) if not is_blank(text)}
-        )
+        read = sorted({text.strip() for text in family.find_glyph_texts(caption) if text.strip()})
         if read != quoted:
             differing[row] = f"{_list_some(read)} for {_list_some(quoted)}"
     if not differing:

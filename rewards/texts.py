@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
-
-_BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
-"""Hangul fillers, the blank Braille pattern, and the note without a head."""
 
 _IN_WORD = "[0-9A-Za-z\u00c0-\u0587\u1e00-\u1fff]"
 """Digits, and letters of the scripts whose words contain apostrophes: Latin, Greek, Cyrillic,
@@ -81,7 +77,7 @@ def _quotations(prompt: str) -> Iterator[str]:
     for match in _QUOTATION.finditer(prompt):
         for text in match.groups():
             if text is not None:
-                yield "" if is_blank(text) else text.strip()
+                yield text.strip()
 
 
 def find_escaped_mark(prompt: str) -> str:
@@ -91,18 +87,3 @@ def find_escaped_mark(prompt: str) -> str:
     """
     found = _ESCAPED.search(prompt)
     return found[0] if found else ""
-
-
-def is_blank(text: str) -> bool:
-    """Whether nothing of a text is visible: no letter, number, mark of writing or symbol.
-
-    Blank are spaces, control and format characters (zero-width ones, the byte order mark),
-    variation selectors and other marks without a letter, and blank letters and symbols, including
-    all that renderers ignore by default.
-
-    Source: Unicode 16, General_Category and Default_Ignorable_Code_Point.
-    """
-    return not any(
-        unicodedata.category(character)[0] in "LNPS" and character not in _BLANK_LETTERS
-        for character in text
-    )

@@ -314,7 +314,7 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         "there is no such folder",
         "no training prompt has what lpips, ssim and ocr need, so only aesthetic would be",
         "quote the text to be rendered in the prompt, or give it in the field `text`",
-        "head none.pth: no such file; download https://github.com/christophschuhmann/",
+        "No such file or directory: 'none.pth'); download https://github.com/christophschuhmann/",
         "the module no_such_module cannot be imported",
     ):
         assert said in str(refused.value)

@@ -22,7 +22,7 @@ from glm_grpo.data.files import (
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
-from rewards.texts import find_escaped_mark, find_quoted_texts, is_blank
+from rewards.texts import find_escaped_mark, find_quoted_texts
 
 LARGEST_ASPECT = 4
 """Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
@@ -31,28 +31,21 @@ LARGEST_ASPECT = 4
 LONGEST_ID = 100
 USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
 
-UNUSABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-"""Null, and lone surrogates, which JSON can express but UTF-8 cannot."""
-
-_LIST_OF_TEXTS = re.compile(r'\s*\[\s*["\]]')
-"""Start of a JSON list in a cell; `[SALE]` is a text in brackets."""
-_WRITTEN_LIST = re.compile(r"""\s*\[\s*["'].*["']\s*\]\s*""", re.DOTALL)
-"""A list written as text, as pandas writes it into a .csv."""
+_LIST_OF_TEXTS = re.compile(r"""\s*\[\s*["'\]]""")
+"""Start of a list in a cell; `[SALE]` is a text in brackets."""
 
 
 def verify_picture(source: PictureSource, origin: str) -> tuple[int, int]:
     """Decode a picture fully: the header alone does not reveal a damaged file.
 
     Args:
-        source: The picture.
         origin: The file and line that name it, for the error.
 
     Returns:
         Width and height as it is shown, pixels.
 
     Raises:
-        DataError: The picture is missing, unreadable, damaged, too large or has an unknown value
-            range.
+        DataError: The picture is missing, unreadable, damaged or too large.
     """
     return _open(source, origin).size
 
@@ -61,8 +54,7 @@ def refuse_long_source(source: PictureSource, size: tuple[int, int], origin: str
     """Refuse a source picture that is longer than the model reads.
 
     Args:
-        source: The picture.
-        size: From `verify_picture`.
+        size: Width and height, from `verify_picture`.
         origin: The file and line that name it, for the error.
 
     Raises:
@@ -80,19 +72,10 @@ def refuse_long_source(source: PictureSource, size: tuple[int, int], origin: str
 def load_picture(
     source: PictureSource, origin: str, *, height: int, width: int
 ) -> UInt8[Tensor, "3 H W"]:
-    """Load a picture and fit it to a size.
+    """Load a picture and fit it to a size in pixels, as RGB, 0..255.
 
-    See `rewards.pictures.fit_pixels` for cropping, and `open_rgb` for transparency, orientation,
-    colour profile and bit depth.
-
-    Args:
-        source: The picture.
-        origin: The file and line that name it, for the error.
-        height: Pixels.
-        width: Pixels.
-
-    Returns:
-        RGB, 0..255.
+    See `rewards.pictures.fit_pixels` for cropping, and `open_rgb` for transparency, orientation and
+    colour profile.
 
     Raises:
         DataError: As for `verify_picture`.
@@ -115,15 +98,9 @@ def _open(source: PictureSource, origin: str) -> Image.Image:
 
 @dataclass(frozen=True, slots=True)
 class PromptEntry:
-    """One checked prompt whose picture is not in memory yet.
+    """One checked prompt, as `Prompt`, whose pictures are not in memory yet.
 
-    Attributes:
-        origin: File and line, for errors.
-        prompt_id: As in `Prompt`.
-        prompt: As in `Prompt`.
-        texts: As in `Prompt`.
-        target: The picture to match, or None.
-        sources: The pictures to edit.
+    `origin` is its file and line, for errors.
     """
 
     origin: str
@@ -134,42 +111,27 @@ class PromptEntry:
     sources: tuple[PictureSource, ...] = ()
 
 
-class ReservedTexts:
-    """Refuses prompts that contain the text of a special token.
+def refuse_reserved(entry: PromptEntry, tokens: ReservedTokens) -> None:
+    """Refuse a prompt that contains the text of a special token.
 
     Such a token would start an image, or announce one that does not exist, in the middle of a
     prompt. Tokens reserved by the glyph encoder are refused only in the parts of a prompt that it
     reads. The `text` field never reaches a tokenizer of the model.
+
+    Raises:
+        DataError: The prompt contains one; the message names file, line and token.
     """
-
-    def __init__(self, tokens: ReservedTokens) -> None:
-        self._in_prompt = _any_of(tokens.language)
-        self._in_glyphs = _any_of(tokens.glyphs)
-        self._find_glyph_texts = tokens.find_glyph_texts
-
-    def check(self, entry: PromptEntry) -> None:
-        """Refuse a prompt that contains a reserved text.
-
-        Raises:
-            DataError: The prompt contains one; the message names file, line and token.
-        """
-        found = self._in_prompt.search(entry.prompt)
-        place = "'prompt'"
-        if found is None:
-            quoted = "\n".join(self._find_glyph_texts(entry.prompt))
-            found, place = self._in_glyphs.search(quoted), "'prompt' in quotation marks"
-        if found is not None:
+    quoted = "\n".join(tokens.find_glyph_texts(entry.prompt))
+    for place, text, reserved in (
+        ("'prompt'", entry.prompt, tokens.language),
+        ("'prompt' in quotation marks", quoted, tokens.glyphs),
+    ):
+        if found := [token for token in reserved if token.strip() and token in text]:
+            first = min(found, key=lambda token: (text.index(token), -len(token)))
             raise DataError(
-                f"{entry.origin}: {place} contains {found[0]!r}, which the model's tokenizer reads "
-                "as a special token, not as text; remove it or write it differently"
+                f"{entry.origin}: {place} contains {first!r}, which the model's "
+                "tokenizer reads as a special token, not as text; remove it or write it differently"
             )
-
-
-def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
-    # An empty list gives a pattern that matches nothing. Longest first, because one text may be a
-    # prefix of another.
-    ordered = sorted((text for text in texts if text.strip()), key=lambda text: (-len(text), text))
-    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
@@ -183,75 +145,47 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
     Raises:
         DataError: A field cannot be used; the message names file, line, rule and remedy.
     """
-    prompt = _read_string(row, "prompt")
-    if prompt is None or is_blank(prompt):
-        raise DataError(
-            f"{row.origin}: 'prompt' is missing or blank; every row needs one{_near_prompt(row)}"
-        )
-    _refuse_escaped(row, "prompt", prompt)
+    prompt = _read_string(row, "prompt", row.fields.get("prompt")).strip()
+    if not prompt:
+        nearest = difflib.get_close_matches("prompt", map(str, row.fields), n=1)
+        found = f"; did you mean {shorten(nearest[0])}?" if nearest else ""
+        raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one{found}")
     return PromptEntry(
         origin=row.origin,
         prompt_id=_read_id(row, position),
-        prompt=prompt.strip(),
+        prompt=prompt,
         texts=_read_texts(row, prompt),
         target=_read_target(row),
         sources=_read_sources(row, sources),
     )
 
 
-def _near_prompt(row: Row) -> str:
-    """Name a field that may be the prompt of a row without one."""
-    others = [str(name) for name in row.fields if name != "prompt"]
-    nearest = difflib.get_close_matches("prompt", others, n=1)
-    return f" (found {shorten(nearest[0])}; did you mean 'prompt'?)" if nearest else ""
-
-
-def _read_string(row: Row, field: str) -> str | None:
-    value = row.fields.get(field)
+def _read_string(row: Row, field: str, value: object) -> str:
     if value is None:
-        return None
+        return ""
     if not isinstance(value, str):
         raise DataError(f"{row.origin}: {field!r} is {shorten(value)}; it must be text")
-    if UNUSABLE_CHARACTERS.search(value):
-        raise DataError(
-            f"{row.origin}: {field!r} contains a null character or half a surrogate pair; remove "
-            "it, or save the file as UTF-8"
-        )
-    return value
-
-
-def _refuse_escaped(row: Row, field: str, value: str) -> None:
     if found := find_escaped_mark(value):
         raise DataError(
             f"{row.origin}: {field!r} contains {found:.{LONGEST_SHOWN}}; only JSON escapes "
             "quotation marks, and only once: remove the backslashes"
         )
+    return value
 
 
 def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
     value = row.fields.get("text")
+    if value is None:
+        return find_quoted_texts(prompt)
     if row.has_cells and isinstance(value, str) and _LIST_OF_TEXTS.match(value):
         value = _read_list(row, "text", value)
-    if not isinstance(value, list | tuple):
-        text = _read_string(row, "text")
-        if text is None:
-            return find_quoted_texts(prompt)
-        _refuse_escaped(row, "text", text)
-        if _WRITTEN_LIST.fullmatch(text):
-            raise DataError(
-                f"{row.origin}: 'text' is {shorten(text)}, a list written as text; write "
-                '["A", "B"], in a .csv "[""A"", ""B""]"'
-            )
-        return () if is_blank(text) else (text.strip(),)
-    for text in value:
-        if not isinstance(text, str) or is_blank(text) or UNUSABLE_CHARACTERS.search(text):
-            raise DataError(
-                f"{row.origin}: 'text' contains {shorten(text)}; every entry of a list must be "
-                "text that is not blank, without null characters or halves of surrogate pairs; "
-                "remove it"
-            )
-        _refuse_escaped(row, "text", text)
-    return tuple(text.strip() for text in value)
+    if isinstance(value, list | tuple):
+        texts = [_read_string(row, "text", text).strip() for text in value]
+        if not all(texts):
+            raise DataError(f"{row.origin}: 'text' contains a blank text; remove it")
+        return tuple(texts)
+    text = _read_string(row, "text", value).strip()
+    return (text,) if text else ()
 
 
 def _read_id(row: Row, position: int) -> str:
@@ -259,7 +193,7 @@ def _read_id(row: Row, position: int) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     else:
-        value = (_read_string(row, "id") or "").strip()
+        value = _read_string(row, "id", value).strip()
     if not value:
         return f"{position:05d}"
     if not value.isprintable() or not USABLE_ID.fullmatch(value):

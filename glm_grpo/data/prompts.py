@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,22 +13,16 @@ from torch import Tensor
 
 from glm_grpo.data.entries import (
     PromptEntry,
-    ReservedTexts,
     load_picture,
     make_entry,
     refuse_long_source,
+    refuse_reserved,
     verify_picture,
 )
 from glm_grpo.data.files import (
-    LONGEST_SHOWN,
-    PROMPT_FIELDS,
-    READ_FIELDS,
     SOURCE_FIELDS,
-    TARGET_FIELDS,
-    TARGET_SUFFIXES,
     Row,
     read_rows,
-    shorten,
 )
 from glm_grpo.digests import digest
 from glm_grpo.errors import DataError, Errors
@@ -94,13 +86,9 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Checked prompts in file order; pictures are loaded when an item is accessed.
+    """Checked prompts in file order, see `PromptSource`.
 
-    Attributes:
-        path: Where the prompts come from, for errors.
-        entries: One entry per prompt.
-        height: Height of the pictures (and of the rollout), pixels.
-        width: Width of the pictures, pixels.
+    Pictures are loaded, and fitted to height and width, when an item is accessed.
     """
 
     path: str
@@ -166,8 +154,7 @@ def load_prompts(
 ) -> PromptSet:
     """Read and check every prompt, and decode every picture once.
 
-    Fields of a row (others are ignored; a warning reports an unknown field whose name is close to
-    that of a missing one):
+    Fields of a row (others are ignored):
 
     - `prompt`: required, not blank, without tokens that the model reserves;
     - `target`, `target_image` or `file_name`: path of the picture to match, relative to the folder
@@ -190,38 +177,31 @@ def load_prompts(
             them at most.
     """
     entries: list[PromptEntry] = []
-    misspelt: dict[str, str] = {}
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
-    errors, unread = Errors(), 0
+    errors, unread = Errors(), set[str]()
     with errors.collecting():
         for position, row in enumerate(read_rows(path)):
-            misspelt |= _misspelt_fields(row, sources=sources)
-            unread += sources == 0 and _names_source(row)
+            if sources == 0:
+                unread |= {field for field in SOURCE_FIELDS if row.fields.get(field)}
             with errors.collecting():
                 entries.append(checked.entry(row, position))
             if len(errors) == _MOST_ERRORS:
                 break
     errors.raise_all()
-    if unread:
+    for field in unread:
         logger.warning(
-            "%s: %d of %d rows %s an image to edit, which is ignored, because data.sources is 0; "
-            "data.sources=1 trains on edits",
+            "%s: the field %s is ignored, because data.sources is 0; data.sources=1 trains on "
+            "edits of the image that it names",
             path,
-            unread,
-            len(entries),
-            "names" if unread == 1 else "name",
+            field,
         )
-    for meant, name in misspelt.items():
-        shown = shorten(name)
-        logger.warning("%s: field %s is not read; did you mean '%s'?", path, shown, meant)
     for kind, misfits in checked.misfits.items():
         logger.warning(
-            "%s: %d %s %s rollout.width x rollout.height = %d x %d (less than half is left, or "
-            "enlarged more than twice): %s; crop or replace them",
+            "%s: %d of the %s images hardly fit rollout.width x rollout.height = %d x %d (less "
+            "than half is left, or enlarged more than twice): %s; crop or replace them",
             path,
             len(misfits),
             kind,
-            "image hardly fits" if len(misfits) == 1 else "images hardly fit",
             width,
             height,
             ", ".join([*misfits[:_MOST_NAMED], *(["..."] if len(misfits) > _MOST_NAMED else [])]),
@@ -238,20 +218,15 @@ class _CheckedRows:
 
     def __init__(self, reserved: ReservedTokens, sources: int, *, height: int, width: int) -> None:
         self.misfits: dict[str, list[str]] = {}
-        self._reserved = ReservedTexts(reserved)
+        self._reserved = reserved
         self._sources = sources
         self._height, self._width = height, width
         self._origins: dict[str, str] = {}
         self._sizes: dict[PictureSource, tuple[int, int]] = {}
 
     def entry(self, row: Row, position: int) -> PromptEntry:
-        """Read one row.
-
-        Raises:
-            DataError: It cannot be used.
-        """
         entry = make_entry(row, position, sources=self._sources)
-        self._reserved.check(entry)
+        refuse_reserved(entry, self._reserved)
         if entry.prompt_id in self._origins:
             raise DataError(
                 f"{row.origin}: id {entry.prompt_id!r} is already used by "
@@ -273,31 +248,6 @@ class _CheckedRows:
             place = origin.rpartition(", ")[2]
             self.misfits.setdefault(kind, []).append(f"{place} ({misfit})")
         return size
-
-
-def _names_source(row: Row) -> bool:
-    """Whether a source field holds the path of an image; such a column may hold anything."""
-    values = (row.fields.get(field) for field in SOURCE_FIELDS)
-    return any(
-        isinstance(value, str) and value.lower().endswith(TARGET_SUFFIXES) for value in values
-    )
-
-
-def _misspelt_fields(row: Row, *, sources: int) -> dict[str, str]:
-    """Missing fields that were probably meant -> the unknown names in the row."""
-    meant = {_nearest_field(name): name for name in row.fields.keys() - READ_FIELDS}
-    kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
-    missing = [kind for kind in kinds if row.fields.keys().isdisjoint(kind)]
-    return {field: meant[field] for kind in missing for field in kind if field in meant}
-
-
-# Rows repeat the same field names.
-@lru_cache(maxsize=1024)
-def _nearest_field(name: str) -> str | None:
-    # `image` is excluded: a column of that name may contain anything.
-    known = (*PROMPT_FIELDS, *TARGET_FIELDS, *SOURCE_FIELDS)
-    nearest = difflib.get_close_matches(name[:LONGEST_SHOWN].lower(), known, n=1, cutoff=0.82)
-    return nearest[0] if nearest else None
 
 
 def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
@@ -341,12 +291,7 @@ def batch_for_step(
 class SparePrompts:
     """The prompts outside a step's batch, in an order determined by (seed, step).
 
-    Attributes:
-        prompt_set: Prompts of the run.
-        rows: Indices into `prompt_set`.
-        step: Training step, from 1.
-        seed: Seed of the run.
-        group_size: G.
+    `rows` are indices into `prompt_set`; `step` counts from 1.
     """
 
     prompt_set: PromptSource

@@ -9,7 +9,6 @@ from PIL import Image
 
 from glm_grpo.data.entries import PromptEntry
 from glm_grpo.errors import DataError
-from rewards.texts import is_blank
 from tests.data.prompt_files import lines, load, written
 
 
@@ -53,6 +52,12 @@ def test_the_text_field_goes_before_the_quotation(
     folder: Path, text: object, expected: tuple[str, ...]
 ) -> None:
     assert entry_of(folder, {"text": text}).texts == expected
+
+
+def test_a_list_as_pandas_writes_it_into_a_cell_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "prompt,text\nx,\"['UP', 'A']\"\n")
+    with pytest.raises(DataError, match="line 2: 'text' is .*not a list"):
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -102,23 +107,20 @@ PICTURE = "must be the path of an image"
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"promt": "x"}, r"'prompt' is missing .*\(found 'promt'; did you mean 'prompt'\?\)$"),
-        ({"prompt": " \t"}, "'prompt' is missing or blank; every row needs one"),
-        ({"prompt": 5}, "'prompt' is 5; it must be text"),
-        ({"prompt": "x", "text": 5}, "'text' is 5; it must be text"),
-        ({"prompt": "x", "text": ["UP", " "]}, "'text' contains ' '; .*not blank"),
-        ({"prompt": "a\ud800b"}, "half a surrogate pair; remove it"),
-        ({"prompt": r'a "\"UP\""'}, r"'prompt' contains \\\"UP\\\"; .*remove the backslashes"),
-        ({"prompt": "x", "text": "['UP', 'A']"}, "a list written as text; write"),
-        ({"prompt": "x", "text": r"\"UP\""}, r"'text' contains \\\"UP\\\"; only JSON escapes"),
-        ({"prompt": "x", "text": ["A", r"DON\'T"]}, r"'text' contains \\'; only JSON escapes"),
+        ({"promt": "x"}, "'prompt' is missing .*did you mean 'promt'"),
+        ({"prompt": " \t"}, "'prompt' is missing or blank"),
+        ({"prompt": 5}, "'prompt' is 5"),
+        ({"prompt": "x", "text": 5}, "'text' is 5"),
+        ({"prompt": "x", "text": ["UP", " "]}, "'text' contains a blank"),
+        ({"prompt": r'a "\"UP\""'}, r"'prompt' contains \\\"UP\\\"; .*backslashes"),
+        ({"prompt": "x", "text": ["A", r"DON\'T"]}, r"'text' contains \\'"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5; it must be text"),
-        ({"prompt": "x", "id": "../x"}, "id '../x' is used in file names; use at most 100"),
+        ({"prompt": "x", "id": "../x"}, "id '../x' is used in file names"),
         ({"prompt": "x", "id": ".hidden"}, "is used in file names"),
         ({"prompt": "x", "id": "i" * 101}, "is used in file names"),
         (
             {"prompt": "x", "id": "first"},
-            "id 'first' is already used by .*line 1; ids must be unique",
+            "id 'first' is already used by .*line 1",
         ),
         ({"prompt": "x", "target": "red.png", "file_name": "red.png"}, "target and file_name both"),
         ({"prompt": "x", "target": 3}, f"'target' is 3; it {PICTURE}"),
@@ -145,18 +147,3 @@ def test_an_id_that_is_the_position_of_another_row_is_refused(folder: Path) -> N
         DataError, match="line 2: id '00001' is already used by .*named by their position"
     ):
         load(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    # Spaces; of no width; a control; a selector; a Hangul filler; an accent alone.
-    [" \t\n", "\u200b\u200d\ufeff", "\x07", "\ufe0f", "\u3164", "\u0301"],
-    ids=ascii,
-)
-def test_text_of_which_nothing_is_seen_is_blank(text: str) -> None:
-    assert is_blank(text)
-
-
-@pytest.mark.parametrize("text", [".", "\u2764\ufe0f", "e\u0301", "\u3042", "\u200b!"], ids=ascii)
-def test_text_of_which_something_is_seen_is_not(text: str) -> None:
-    assert not is_blank(text)
