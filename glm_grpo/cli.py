@@ -25,7 +25,7 @@ from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
 from glm_grpo.plan.devices import DEVICES
-from rewards.streams import outlive_readers
+from glm_grpo.streams import outlive_readers
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config

@@ -24,15 +24,12 @@ class TermAudit:
     """Audit of one term, in units of its raw score unless stated otherwise.
 
     Attributes:
-        mean: Mean over all images.
         std: Population std over all images.
         std_within: Root of the mean over groups of the population variance within a group: the part
             of `std` that training sees.
         flat_fraction: Fraction of groups whose images all have the same score, see
             `reweigh.is_flat`; 0..1.
         advantage_share: See `reweigh.advantage_shares`; the shares of all terms add up to 1.
-        headroom: See `headroom`.
-        saturation: See `saturation`; 0..1.
     """
 
     name: str
@@ -174,7 +171,6 @@ def describe_rare_terms(
 
     Args:
         counts: Number of prompts to which each term applies.
-        total: Number of all prompts.
         of: Name of the prompts, such as `training prompts`.
         others: For terms that apply to some prompts, a few of those to which they do not.
 

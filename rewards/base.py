@@ -119,9 +119,6 @@ class TermConfig(Options):
     def build(self, device: torch.device) -> Reward:
         """Build the term. Its libraries are imported here, since most configs use few terms.
 
-        Args:
-            device: Device for its networks.
-
         Raises:
             RewardError: Its weights are missing or do not match.
         """
@@ -149,6 +146,21 @@ class ComparingConfig(TermConfig):
     def needs(self) -> tuple[Need, ...]:
         """The picture to compare with, as configured."""
         return (self.against,)
+
+
+class ComparingReward:
+    """What terms share that compare a picture with one of its prompt, and have no network."""
+
+    def __init__(self, against: Against = "target") -> None:
+        self._against: Against = against
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt has the picture to compare with."""
+        return compared_picture(prompt, self._against) is not None
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Empty."""
+        return ()
 
 
 @runtime_checkable
@@ -219,11 +231,7 @@ def compared_picture(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"]
 def stack_compared(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], against: Against = "target"
 ) -> UInt8[Tensor, "N 3 H W"]:
-    """Stack the prompts' target images, or their first sources.
-
-    Raises:
-        ValueError: A prompt has no such picture, or its size differs from that of the pictures.
-    """
+    """Stack the prompts' target images, or their first sources."""
     compared = []
     for prompt in prompts:
         picture = compared_picture(prompt, against)
@@ -238,11 +246,7 @@ def stack_compared(
 
 
 def check_side(pixels: UInt8[Tensor, "N 3 H W"], smallest: int) -> None:
-    """Refuse pictures too small for a comparison.
-
-    Raises:
-        ValueError: A side is smaller than `smallest` pixels.
-    """
+    """Refuse pictures too small for a comparison."""
     if min(pixels.shape[-2:]) < smallest:
         raise ValueError(
             f"images of {_size(pixels)} pixels are too small: each side must have at least "

@@ -13,10 +13,6 @@ from rewards.unpickling import loads_tensors_alone
 def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
     """Build every term that the config names.
 
-    Args:
-        config: A validated section.
-        device: Device for the networks of the terms.
-
     Returns:
         A scorer whose terms are in the order of `KINDS`, and by name within a kind.
 

@@ -77,7 +77,6 @@ def make_request(
     """Pack N pictures with their prompts; a repeated prompt is sent once.
 
     Args:
-        prompts: One per picture.
         needs: Parts of a prompt that the scorer uses; other pictures are not sent.
     """
     # By identity, because comparing tensors is expensive; equal prompts may be sent twice.

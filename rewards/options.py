@@ -63,9 +63,6 @@ def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> 
 
     Args:
         keys: Path of the key from the section that is being validated.
-        value: The given value.
-        rule: What the value must be.
-        remedy: What to write instead.
     """
     error = PydanticCustomError(RELATION, "{rule}; {remedy}", {"rule": rule, "remedy": remedy})
     details = InitErrorDetails(type=error, loc=keys, input=value)

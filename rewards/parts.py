@@ -43,12 +43,7 @@ Parts = Float32[Tensor, "N h w"] | Pieces
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of equal places that covers a picture.
-
-    Attributes:
-        rows: Number of rows, h.
-        columns: Number of columns, w.
-    """
+    """A grid of equal places that covers a picture."""
 
     rows: int
     columns: int
@@ -65,12 +60,6 @@ def parts_on_grid(
 
     A cell of a map, or a box, that lies in several places is divided between them by area. Boxes
     are cut off at the picture's edges, and one without area counts as a point.
-
-    Args:
-        parts: Parts of N scores.
-        grid: Places.
-        height: Height of the pictures in pixels, for boxes.
-        width: Width of the pictures in pixels.
     """
     if isinstance(parts, Tensor):
         rows = overlaps(parts.shape[1], grid.rows).to(parts.device)

@@ -41,7 +41,6 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
     a JPEG may be damaged in the middle and still be read.
 
     Args:
-        source: The picture.
         formats: Allowed formats, a subset of `FORMATS`.
 
     Raises:
@@ -81,11 +80,6 @@ def describe_misfit(size: tuple[int, int], *, height: int, width: int) -> str:
     """Describe what `fit_pixels` does to a picture that hardly fits; "" if it fits.
 
     It hardly fits if less than half of it is left, or if its sides are enlarged more than twice.
-
-    Args:
-        size: Width and height of the picture, pixels.
-        height: Pixels to fit it to.
-        width: Pixels to fit it to.
     """
     sides = size[0] * height, size[1] * width
     kept = min(sides) / max(sides)

@@ -36,8 +36,6 @@ class Problem:
 
     Attributes:
         key: Dotted, as on the command line.
-        value: The given value.
-        rule: What the value must be.
         remedy: What to write instead; empty if the rule says it.
     """
 
@@ -70,12 +68,7 @@ def _show(problem: Problem) -> str:
 
 
 def find_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """Translate pydantic's errors into problems, in the order of the keys.
-
-    Args:
-        error: Error raised by pydantic.
-        model: Model that was validated against.
-    """
+    """Translate pydantic's errors into problems, in the order of the keys."""
     fields = dict(_walk_fields(model))
     return [_translate(details, fields) for details in error.errors(include_url=False)]
 

@@ -32,15 +32,12 @@ def combine(
     """Total reward of every image: the sum of `contributions` over the terms.
 
     Args:
-        table: Raw scores, finite.
-        mode: See `contributions`.
         untrained: See `contributions`; given for evaluations, whose totals are compared across
             steps.
 
     Raises:
         RewardError: A total overflows float32 (the message names the image and its scores), or a
             term has no scale.
-        ValueError: See `contributions`.
     """
     totals = contributions(table, mode=mode, untrained=untrained).sum(dim=-1)
     for row, image in (~totals.isfinite()).nonzero().tolist():
@@ -84,14 +81,10 @@ def contributions(
     negative weight is a penalty and must not cancel the scale of the others.
 
     Args:
-        table: Raw scores, finite.
-        mode: One of those above.
         untrained: Raw scores of the untrained model by the same terms; ignored by `weighted_sum`.
 
     Raises:
         RewardError: A term with a weight applies to a prompt here, but to none in `untrained`.
-        ValueError: A prompt has no applicable term with a nonzero weight, a std floor is not
-            positive, or a group to be standardised has fewer than two images.
     """
     scores = table.raw
     if mode != "weighted_sum" and untrained is not None:
@@ -112,14 +105,6 @@ def placed_contributions(
 
     Parts are weighted, and under `normalize_then_sum` standardised, as the scores are in
     `contributions`: up to rounding, places and what has no place add up to a term's contribution.
-
-    Args:
-        table: Raw scores and their parts.
-        grid: Places of the parts.
-        mode: As used for the totals.
-
-    Raises:
-        ValueError: See `contributions`.
     """
     parts = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
     for name, found in table.parts.items():
@@ -145,15 +130,8 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     and above 1 if others pull against it. Weights do not show this: a term with a large weight and
     no spread has a share of 0.
 
-    Args:
-        table: Raw scores, finite.
-        mode: As used for the totals.
-
     Returns:
         One share per term; all 0 if every group is flat.
-
-    Raises:
-        ValueError: See `contributions`.
     """
     parts = contributions(table, mode=mode)
     # In float32, rounding errors would exceed small covariances.
@@ -172,13 +150,6 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
     """Share of the variance within groups that has a place; see `advantage_shares`.
 
     The rest belongs to whole images: terms without parts, and what parts leave out of a score.
-
-    Args:
-        table: Raw scores and their parts.
-        mode: As used for the totals.
-
-    Raises:
-        ValueError: See `contributions`.
     """
     total = contributions(table, mode=mode).double().sum(dim=-1)
     is_varied = ~is_flat(total.float())
@@ -204,7 +175,7 @@ def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
 
 def _group_divisors(table: RewardTable) -> Float64[Tensor, "P 1 R"]:
     """Standard deviation of each term in each group, not below the term's floor."""
-    raw, floors = table.raw, _std_floors(table)
+    raw, floors = table.raw, table.std_floors.double()
     if raw.shape[1] < 2:
         raise ValueError(
             f"group size {raw.shape[1]}: normalize_then_sum compares the images of one prompt; "
@@ -230,14 +201,7 @@ def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tenso
     means = raw.masked_fill(~applies, 0.0).sum(dim=0) / counts.clamp(min=1)
     squares = (raw - means).masked_fill(~applies, 0.0).square().sum(dim=0)
     stds = (squares / (counts - 1).clamp(min=1)).sqrt()
-    return ((table.raw.double() - means) / stds.clamp(min=_std_floors(table))).float()
-
-
-def _std_floors(table: RewardTable) -> Float64[Tensor, " R"]:
-    for name, floor in zip(table.names, table.std_floors.tolist(), strict=True):
-        if not floor > 0:
-            raise ValueError(f"std_floor {floor} of {name}: must be above 0; 1e-4 is a usual one")
-    return table.std_floors.double()
+    return ((table.raw.double() - means) / stds.clamp(min=table.std_floors.double())).float()
 
 
 def _scale(table: RewardTable) -> Float32[Tensor, " P"]:

@@ -43,8 +43,6 @@ class Term:
 
     Attributes:
         name: Name of its column in the table, unique.
-        reward: Scores the pictures.
-        weight: Weight in the reward, finite.
         std_floor: See `RewardTable.std_floors`.
         timeout_seconds: Longest time to score one group.
         only: Glob over the ids of prompts to which it applies.
@@ -157,10 +155,6 @@ class Scorer:
         Each term sees one prompt's group at a time: that limits memory, and a group is large enough
         to keep an accelerator busy.
 
-        Args:
-            prompts: The P prompts.
-            pixels: RGB, 0..255, G pictures per prompt, on any device.
-
         Returns:
             The table of raw scores, on the CPU.
 
@@ -184,7 +178,6 @@ class Scorer:
         """Begin to score groups that are added one by one, in the order of the prompts.
 
         Args:
-            prompts: The P prompts.
             is_resident: Whether the terms' networks are on their device. If not, terms that have
                 networks wait until `Scoring.finish`.
             is_training: Whether the pictures are trained on: terms with `when: evaluation` then
@@ -242,7 +235,6 @@ class Scoring:
 
         Raises:
             RewardError: As for `Scorer.score`.
-            ValueError: There are not as many groups as prompts.
         """
         if not 0 < len(self._groups) == len(self._prompts):
             raise ValueError(

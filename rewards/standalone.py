@@ -64,7 +64,6 @@ def score_images(
             leaves a term of `config` out.
         targets: Target of each image, or None; scaled to cover the image's size and cropped, as a
             run does for the rollout's size.
-        device: Device for the networks of the terms.
 
     Returns:
         A row per image: the score of each term, higher is better, missing if the term does not

@@ -56,18 +56,9 @@ class Prompt:
     sources: tuple[UInt8[Tensor, "3 H W"], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a text and a path, which would be taken for other things.
-
-        Raises:
-            ValueError: `texts` is a string, or `target` is not a tensor.
-        """
+        """Refuse a text, which would be taken for a tuple of letters."""
         if isinstance(self.texts, str):
             raise ValueError(f"texts must be a tuple; write texts=({self.texts!r},)")
-        if not isinstance(self.target, Tensor | None):
-            raise ValueError(
-                f"target is a {type(self.target).__name__}; it must be a tensor UInt8 [3, H, W]. "
-                "score_images(..., targets=[...]) takes files"
-            )
 
 
 @dataclass(frozen=True)
@@ -97,7 +88,6 @@ class RewardTable:
         raw: Scores as returned by the terms, higher is better; 0 if a term does not apply
             (null in stored tables).
         is_applicable: True where a term applies to a prompt.
-        weights: One weight per term.
         std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its score,
             > 0.
         notes: Notes on the pictures by term name: a tuple per prompt, with one note per picture, or

@@ -276,8 +276,6 @@ def batch_for_step(
     Args:
         prompt_set: Prompts to deal from, at least P.
         step: Training step, from 1.
-        prompts_per_step: P.
-        group_size: G.
 
     Raises:
         DataError: The set holds fewer than P prompts.
@@ -387,7 +385,6 @@ def evaluation_batches(
     however the prompts are batched.
 
     Args:
-        prompt_set: The held-out prompts.
         rows: Indices of the prompts to evaluate.
         prompts_per_batch: P of all batches but the last, which may be smaller.
         samples_per_prompt: G.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rewards.base import (
     Against,
     ComparingConfig,
+    ComparingReward,
     Reward,
     TermConfig,
     compared_picture,
@@ -134,7 +135,7 @@ class ClipScoreReward:
         return (self._model,)
 
 
-class ClipImageReward:
+class ClipImageReward(ComparingReward):
     """Cosine of the CLIP embeddings of two pictures, one of the prompt: -1..1, higher is better.
 
     1 for equal pictures; pictures with little in common still score well above 0. It compares
@@ -158,26 +159,18 @@ class ClipImageReward:
         device: torch.device,
         against: Against = "target",
     ) -> None:
-        self._against: Against = against
+        super().__init__(against)
         architecture = find_architecture(clip_model, key="clip_image.clip_model")
         clip = load_clip(architecture, clip_weights, key="clip_image.clip_weights")
         # The text tower is dropped.
         self._pictures = PictureEmbedder(clip)
         self._pictures.tower.to(device)
 
-    def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has the picture to compare with."""
-        return compared_picture(prompt, self._against) is not None
-
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt, on the device of the image tower.
-
-        Raises:
-            ValueError: The prompt's picture is missing or has another size.
-        """
+        """Compare each picture with that of its prompt, on the device of the image tower."""
         targets = stack_compared(prompts, pixels, self._against)
         # A group shares its picture, which therefore goes through the tower once.
         ids = [id(compared_picture(prompt, self._against)) for prompt in prompts]

@@ -48,7 +48,6 @@ class PictureEmbedder:
     transform on tensors would round differently.
 
     Args:
-        clip: Model from `load_clip`.
         resize_mode: Which edge of a picture is fitted to the tower's square: `shortest` crops the
             rest, `longest` pads with black. None: as published with the weights, which is
             `shortest` for most models and all local files.
@@ -75,11 +74,6 @@ class PromptEmbedder:
     """Text tower of a CLIP model, with open_clip's tokenizer for it.
 
     The end of a prompt that is too long for the tower is ignored: most read 77 tokens.
-
-    Args:
-        clip: Model from `load_clip`.
-        architecture: Its name from `find_architecture`.
-        key: Config key of the architecture, for errors.
 
     Raises:
         RewardError: The tokenizer cannot be loaded.
@@ -170,7 +164,6 @@ def check_clip(clip_model: str, clip_weights: str, *, kind: str) -> str:
     Args:
         clip_model: As in `find_architecture`.
         clip_weights: As in `load_clip`; a tag is not looked for, which needs a network.
-        kind: Term, for errors.
 
     Returns:
         Name under which open_clip knows the architecture.

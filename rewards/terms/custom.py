@@ -154,9 +154,6 @@ def find_source(name: str) -> bytes | None:
 
     Only the packages around the module are run.
 
-    Args:
-        name: `module:function`, or a name from `name_function`.
-
     Returns:
         None if there is no source, as for a function of a compiled module.
     """

@@ -69,7 +69,6 @@ class HpsReward(ClipScoreReward):
     Source: Wu et al., Human Preference Score v2, arXiv:2306.09341.
 
     Args:
-        clip_model: See `ClipOptions`.
         checkpoint: Published file, `HPS_v2.1_compressed.pt` or the v2.0 one: a state dict under
             `state_dict`.
 

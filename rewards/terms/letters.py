@@ -25,10 +25,6 @@ def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[Pi
     - Words that no text took earn 0. With a penalty, they lose in equal parts what it takes from
       the score.
 
-    Args:
-        match: Result of `match_boxes`.
-        is_case_sensitive: Whether case counts, as for the match.
-
     Returns:
         A piece for each letter that was read, as the engine wrote it, white space excepted.
     """

@@ -17,6 +17,7 @@ from rewards.base import (
     FLOAT32_BYTES,
     Against,
     ComparingConfig,
+    ComparingReward,
     Reward,
     check_side,
     compared_picture,
@@ -61,7 +62,7 @@ class LpipsConfig(ComparingConfig):
         return parameters[self.network] * FLOAT32_BYTES
 
 
-class LpipsReward:
+class LpipsReward(ComparingReward):
     """1 - LPIPS distance: 1 for equal pictures, lower the more they differ, not bounded below.
 
     Version 0.1 of the metric with the package's linear layers, averaged over the picture.
@@ -69,13 +70,10 @@ class LpipsReward:
     CVPR 2018, https://github.com/richzhang/PerceptualSimilarity.
 
     Args:
-        network: Backbone.
         pretrained: False for untrained features from a fixed seed, the paper's "random" baseline,
             which needs no download. Unweighted differences are averaged over layers, not summed as
             in the paper: a layer's difference is at most 2, so scores stay in -1..1 like those of
             other terms.
-        device: Device for the network.
-        against: Picture of the prompt to compare with.
 
     Raises:
         RewardError: The backbone's weights are missing and cannot be downloaded.
@@ -89,26 +87,17 @@ class LpipsReward:
         device: torch.device,
         against: Against = "target",
     ) -> None:
-        self._against: Against = against
+        super().__init__(against)
         self._smallest_side = SMALLEST_SIDES[network]
         model = _load_pretrained(network) if pretrained else _make_untrained(network)
         self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers
         self._model: Any = model.to(device).eval().requires_grad_(False)
 
-    def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has the picture to compare with."""
-        return compared_picture(prompt, self._against) is not None
-
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt.
-
-        Raises:
-            ValueError: The prompt's picture is missing, has another size, or is too small for the
-                backbone.
-        """
+        """Compare each picture with that of its prompt."""
         return self._value([average for average, _ in self._layers(prompts, pixels)])
 
     @torch.no_grad()

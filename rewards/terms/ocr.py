@@ -125,11 +125,6 @@ class OcrReward:
 
     Reading nothing is a result, not a failure, and scores 0. A prompt whose text contains a
     character that the engine cannot return is refused, because no picture could score 1.
-
-    Args:
-        reader: Reads the pictures.
-        is_case_sensitive: Whether reading OPEN instead of Open is a mistake.
-        extra_text_penalty: 0..1, see `match_texts`.
     """
 
     def __init__(

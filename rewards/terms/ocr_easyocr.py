@@ -23,10 +23,6 @@ _TALL = 1.5
 class EasyOcrReader:
     """Reads pictures one by one.
 
-    Args:
-        languages: EasyOCR's language codes.
-        device: Device for the networks.
-
     Raises:
         RewardError: The weights are missing and cannot be downloaded, or the languages cannot be
             combined.

@@ -71,10 +71,6 @@ class PickScoreReward:
     model, laion/CLIP-ViT-H-14-laion2B-s32B-b79K, is under MIT.
     Source: Kirstain et al., Pick-a-Pic, NeurIPS 2023, https://github.com/yuvalkirstain/PickScore.
 
-    Args:
-        model: A hub id, downloaded once, or a folder with `config.json` and weights.
-        processor: A hub id, or a folder with tokenizer and image processor.
-
     Raises:
         RewardError: Model or processor is missing, cannot be downloaded, or is incomplete.
     """

@@ -7,13 +7,12 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float32, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from rewards.base import (
-    Against,
     ComparingConfig,
+    ComparingReward,
     Reward,
-    compared_picture,
     stack_compared,
     to_unit_range,
 )
@@ -45,7 +44,7 @@ class PsnrConfig(ComparingConfig):
         return 0
 
 
-class PsnrReward:
+class PsnrReward(ComparingReward):
     """PSNR in decibels, limited to `BEST_DECIBELS` and divided by it: 0..1, higher is better.
 
     PSNR = 10 log10(1 / mean squared difference) of pixels in 0..1, over all pixels and channels of
@@ -56,22 +55,11 @@ class PsnrReward:
     Apache-2.0.
     """
 
-    def __init__(self, against: Against = "target") -> None:
-        self._against: Against = against
-
-    def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has the picture to compare with."""
-        return compared_picture(prompt, self._against) is not None
-
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt, on the device of the pictures.
-
-        Raises:
-            ValueError: The prompt's picture is missing or has another size.
-        """
+        """Compare each picture with that of its prompt, on the device of the pictures."""
         pictures, targets = self._pairs(prompts, pixels)
         return _compare(pictures, targets)
 
@@ -90,10 +78,6 @@ class PsnrReward:
         totals = squares.sum(dim=(1, 2), keepdim=True).clamp(min=_LEAST_DIFFERENCE)
         losses = (1 - values)[:, None, None] * squares / totals
         return Scores(values, parts=1 / squares[0].numel() - losses)
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        """Empty, because PSNR has no network."""
-        return ()
 
     def _pairs(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]

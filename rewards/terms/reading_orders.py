@@ -29,11 +29,6 @@ class TextBox:
     """A piece of text with its upright bounding box, in pixels, y pointing down.
 
     Attributes:
-        text: What was read.
-        left: Left edge.
-        top: Upper edge.
-        right: Right edge.
-        bottom: Lower edge.
         letters: Box of each character of the text; empty if the engine did not say.
     """
 
@@ -74,7 +69,6 @@ def text_box(
     """Make a text box from the engine's box, which may be tilted.
 
     Args:
-        text: What was read.
         corners: (x, y) of the corners, clockwise as the text is read: it runs from the first to the
             second, with the fourth and the third below them.
         centres: Place of each character along the text, 0..1, rising; None: at equal distances.

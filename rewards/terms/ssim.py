@@ -7,14 +7,14 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float32, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from rewards.base import (
     Against,
     ComparingConfig,
+    ComparingReward,
     Reward,
     check_side,
-    compared_picture,
     stack_compared,
     to_unit_range,
 )
@@ -44,36 +44,23 @@ class SsimConfig(ComparingConfig):
         return 0
 
 
-class SsimReward:
+class SsimReward(ComparingReward):
     """Mean SSIM over the picture, -1..1; exactly 1 for equal pictures and never more.
 
     Gaussian window of sigma 1.5, borders mirrored, channels averaged.
     Source: Wang et al., Image quality assessment: from error visibility to structural similarity,
     IEEE Transactions on Image Processing 13(4), 2004.
-
-    Args:
-        device: Device on which the pictures are compared.
-        against: Picture of the prompt to compare with.
     """
 
     def __init__(self, device: torch.device, *, against: Against = "target") -> None:
+        super().__init__(against)
         self._device = device
-        self._against: Against = against
-
-    def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has the picture to compare with."""
-        return compared_picture(prompt, self._against) is not None
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt.
-
-        Raises:
-            ValueError: The prompt's picture is missing, has another size, or is smaller than the
-                window.
-        """
+        """Compare each picture with that of its prompt."""
         return torch.cat([_value(losses) for losses in self._losses(prompts, pixels)])
 
     @torch.no_grad()
@@ -86,10 +73,6 @@ class SsimReward:
             values.append(_value(losses))
             parts.append((1 - losses.mean(dim=1)) / losses[0, 0].numel())
         return Scores(torch.cat(values), parts=torch.cat(parts))
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        """Empty, because SSIM has no network."""
-        return ()
 
     def _losses(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]

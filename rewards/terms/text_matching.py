@@ -39,7 +39,6 @@ class Page:
     """Words, and the orders in which they can be read.
 
     Attributes:
-        words: Folded words.
         orders: Indices of words; those beside each other in any of the orders are neighbours.
     """
 
@@ -147,7 +146,6 @@ def match_texts(
         read: Words in reading order, separated by white space; those of different paragraphs,
             which an empty line separates, are not neighbours.
         wanted: Texts, at least one of which is not only white space.
-        is_case_sensitive: Whether case counts.
         extra_text_penalty: 0..1; 1 subtracts the whole fraction of unwanted text from the score.
 
     Returns:
@@ -170,12 +168,7 @@ def split_page(read: str, *, is_case_sensitive: bool) -> Page:
 
 
 def take_words(page: Page, texts: Sequence[str]) -> list[Span]:
-    """Words assigned to each wanted text, see `match_texts`; in the order of assignment.
-
-    Args:
-        page: Words and their orders.
-        texts: Wanted texts, folded in the same way.
-    """
+    """Words assigned to each wanted text, see `match_texts`; in the order of assignment."""
     is_free = [True] * len(page.words)
     taken = []
     # Sorted, so that among texts with equal gain, the order of the prompt does not matter.

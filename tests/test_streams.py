@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rewards.streams import outlive_readers
+from glm_grpo.streams import outlive_readers
 
 
 @pytest.fixture
