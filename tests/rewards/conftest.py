@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
-
-Draw = Callable[[str], UInt8[Tensor, "3 128 128"]]
-
-
-@pytest.fixture(scope="session")
-def draw_word() -> Draw:
-    """Draws white letters on blue, one per 32 pixel cell, with a plain square below."""
-
-    def draw(word: str) -> UInt8[Tensor, "3 128 128"]:
-        image = Image.new("RGB", (128, 128), (30, 60, 180))
-        canvas = ImageDraw.Draw(image)
-        font = ImageFont.load_default(size=30)
-        for column, letter in enumerate(word):
-            place = (16 + 32 * column, 48)
-            canvas.text(place, letter, fill="white", font=font, anchor="mm", stroke_width=1)
-        canvas.rectangle((38, 70, 89, 121), fill="white")
-        return to_tensor(image)
-
-    return draw
 
 
 @pytest.fixture(scope="session")

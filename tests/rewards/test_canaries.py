@@ -8,7 +8,6 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from rewards.canaries import (
-    PICTURE_MEASURES,
     STD_FLOOR,
     Band,
     Departure,
@@ -124,12 +123,6 @@ def test_source_copies_are_pictures_that_differ_by_no_more_than_a_decoder_change
     values = measure_pictures(prompts, torch.stack([paint(100, 105, 106, 200)] * 2))
     assert values["source_copies"][0] == 0.5
     assert values["source_copies"][1].isnan()
-
-
-def test_measures_have_one_value_per_prompt() -> None:
-    values = measure_pictures([SIGN] * 2, torch.stack([paint(0, 255), paint(0, 0)]))
-    assert tuple(values) == PICTURE_MEASURES
-    assert values["dark_fraction"].tolist() == [0.5, 1.0]
 
 
 def test_band_has_mean_and_sample_std_of_prompts_with_a_value() -> None:

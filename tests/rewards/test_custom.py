@@ -107,14 +107,6 @@ def test_custom_function_that_works_in_place_leaves_the_pictures_alone(write_mod
     assert (prompt.target == 7).all()
 
 
-def test_custom_applies_to_prompts_that_have_what_it_needs(write_module: Write) -> None:
-    name = write_module("def score(prompts, pixels):\n    raise AssertionError\n")
-    reward = CustomReward(f"{name}:score", needs=("text",))
-    assert reward.applies_to(Prompt("sign", "a sign", texts=("A",)))
-    assert not reward.applies_to(DOG)
-    assert reward.modules() == ()
-
-
 def test_custom_module_finds_its_neighbours_and_leaves_the_path_as_it_was(
     write_module: Write,
 ) -> None:
@@ -124,17 +116,6 @@ def test_custom_module_finds_its_neighbours_and_leaves_the_path_as_it_was(
     reward = CustomReward(f"{name}:score", needs=())
     assert reward.score([DOG], PIXELS[:1]) == "from the neighbour"
     assert sys.path == [*before, "/its/own"]
-
-
-def test_custom_module_in_the_current_folder_comes_before_an_installed_one(
-    write_module: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = write_module("def score(prompts, pixels):\n    return 'mine'\n")
-    installed = tmp_path / "installed"
-    installed.mkdir()
-    (installed / f"{name}.py").write_text("score = None\n")
-    monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
-    assert CustomReward(f"{name}:score", needs=()).score([DOG], PIXELS[:1]) == "mine"
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,6 @@ def test_ocr_scores_each_picture_against_its_own_prompt() -> None:
     torch.testing.assert_close(scores, torch.tensor([1.0, 2 / 3]))
 
 
-def test_ocr_scores_all_texts_of_a_prompt() -> None:
-    prompt = Prompt("a", "a", texts=("CAT", "DOG"))
-    scores = OcrReward(FakeReader("dog cat", "cat")).score([prompt] * 2, blank(2)).values
-    torch.testing.assert_close(scores, torch.tensor([1.0, 0.5]))
-
-
 def test_ocr_hands_its_options_to_the_comparison() -> None:
     reader = FakeReader("cat dog", alphabet=string.ascii_letters)
     prompt = Prompt("a", "a", texts=("CAt",))
@@ -126,11 +120,6 @@ def test_ocr_refuses_the_other_case_where_case_counts() -> None:
     assert reward.applies_to(Prompt("a", "a", texts=("OPEN",)))
     with pytest.raises(RewardError, match="cannot read 'n': "):
         reward.applies_to(Prompt("a", "a", texts=("OPEn",)))
-
-
-def test_ocr_refuses_readers_that_lose_pictures() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        OcrReward(FakeReader("x")).score([Prompt("a", "a", texts=("A",))] * 2, blank(2))
 
 
 def test_ocr_hands_on_what_was_read_and_the_networks() -> None:

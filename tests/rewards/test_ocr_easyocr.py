@@ -87,13 +87,6 @@ def test_easyocr_shares_the_box_of_a_word_among_its_letters(
         torch.testing.assert_close(place, drawn_at, rtol=0.0, atol=8.0)
 
 
-def test_easyocr_hands_out_its_characters_and_networks(reader: EasyOcrReader) -> None:
-    assert reader.alphabet() == frozenset(ENGLISH["characters"])
-    modules = reader.modules()
-    assert [type(module).__name__ for module in modules] == ["CRAFT", "Model"]
-    assert not any(parameter.requires_grad for m in modules for parameter in m.parameters())
-
-
 @pytest.mark.gpu
 def test_easyocr_reads_where_its_networks_are(easyocr_weights: Path) -> None:
     reader = EasyOcrReader(("en",), device=torch.device("cuda"))

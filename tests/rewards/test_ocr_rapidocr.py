@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from rewards.terms.ocr_rapidocr import RapidOcrReader
 from rewards.terms.text_matching import match_texts
 from rewards.types import Prompt
 
-Draw = Callable[[str], UInt8[Tensor, "3 128 128"]]
 WORDS = ("OPEN", "TAXI", "JAZZ", "BUS", "FERN", "QUAY")
 
 
@@ -40,6 +39,18 @@ def read_texts(reader: RapidOcrReader, pixels: UInt8[Tensor, "N 3 H W"]) -> list
     return [" ".join(box.text for box in boxes) for boxes in reader.read(pixels)]
 
 
+def draw_word(word: str) -> UInt8[Tensor, "3 128 128"]:
+    """White letters on blue, one per 32 pixel cell, with a plain square below."""
+    image = Image.new("RGB", (128, 128), (30, 60, 180))
+    canvas = ImageDraw.Draw(image)
+    font = ImageFont.load_default(size=30)
+    for column, letter in enumerate(word):
+        place = (16 + 32 * column, 48)
+        canvas.text(place, letter, fill="white", font=font, anchor="mm", stroke_width=1)
+    canvas.rectangle((38, 70, 89, 121), fill="white")
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
 def draw_poster(*words: tuple[str, int, int], turn: int = 0) -> UInt8[Tensor, "1 3 256 256"]:
     """Words around places, and the picture turned counter-clockwise by some degrees."""
     image = Image.new("RGB", (256, 256), (30, 60, 180))
@@ -57,14 +68,12 @@ def load_photo(path: Path, size: int | None = None) -> UInt8[Tensor, "1 3 H W"]:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
 
 
-def test_rapidocr_reads_drawn_words(reader: RapidOcrReader, draw_word: Draw) -> None:
+def test_rapidocr_reads_drawn_words(reader: RapidOcrReader) -> None:
     texts = read_texts(reader, torch.stack([draw_word(word) for word in WORDS]))
     assert mean_match(texts, WORDS) >= 0.95
 
 
-def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(
-    reader: RapidOcrReader, draw_word: Draw
-) -> None:
+def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(reader: RapidOcrReader) -> None:
     pictures = torch.stack([draw_word(word) for word in ("OPEN", "BUS", "A")])
     single = [reader.read(pictures[index : index + 1])[0] for index in range(3)]
     assert reader.read(pictures) == single
@@ -76,14 +85,6 @@ def test_rapidocr_reads_nothing_in_a_blank_picture(reader: RapidOcrReader) -> No
     scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=("OPEN",))], grey)
     assert scores.values.tolist() == [0.0]
     assert scores.parts == ((),)
-
-
-def test_rapidocr_scores_the_right_word_above_a_wrong_one(
-    reader: RapidOcrReader, draw_word: Draw
-) -> None:
-    pictures = torch.stack([draw_word("OPEN"), draw_word("OVEN"), draw_word("BUS")])
-    scores = OcrReward(reader).score([Prompt("a", "a", texts=("open",))] * 3, pictures).values
-    torch.testing.assert_close(scores, torch.tensor([1.0, 0.75, 0.0]))
 
 
 def test_rapidocr_reads_photographed_words(reader: RapidOcrReader, assets_dir: Path) -> None:
@@ -208,7 +209,6 @@ def test_rapidocr_knows_the_characters_of_its_model(reader: RapidOcrReader) -> N
 
 
 def test_rapidocr_needs_no_network_and_says_nothing(
-    draw_word: Draw,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -223,15 +223,3 @@ def test_rapidocr_needs_no_network_and_says_nothing(
     assert texts == ["OPEN"]
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
-
-
-def test_rapidocr_reads_better_where_small_pictures_are_enlarged(draw_word: Draw) -> None:
-    # At 128 pixels, to which a side of 64 changes nothing, the detector misses thin letters.
-    words = ("YUHI", "HILL")
-    pictures = torch.stack([draw_word(word) for word in words])
-
-    def match(detection_side: int) -> float:
-        reader = RapidOcrReader(threads=1, detection_side=detection_side)
-        return mean_match(read_texts(reader, pictures), words)
-
-    assert match(256) > match(64) + 0.125

@@ -166,7 +166,3 @@ def test_a_vertical_box_leaves_the_order_of_horizontal_ones(text: str) -> None:
     sale, summer = page("SALE\nSUMMER")
     narrow = TextBox(text, 300.0, 60.0, 310.0, 90.0)
     assert not [order for order in read([sale, summer, narrow]) if "SUMMER SALE" in order]
-
-
-def test_reading_orders_of_other_boxes_begin_at_the_left() -> None:
-    assert read(page("A1  B1\nA2  B2")) == ["A1 B1 A2 B2", "A1 A2 B1 B2"]

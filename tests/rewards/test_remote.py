@@ -28,7 +28,7 @@ from rewards.score import Scorer, Term
 from rewards.server import listen, make_app, make_server
 from rewards.terms.remote import RemoteReward
 from rewards.types import Prompt, RewardError, Scores
-from tests.rewards.endpoint import Endpoint, Reply, Request, answering, in_turn
+from tests.rewards.endpoint import Endpoint, Reply, Request, answering
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "remote_rewards.md"
 DOG = Prompt("dog", "a dog")
@@ -159,25 +159,6 @@ def test_a_server_that_is_down_ends_the_step_with_an_error_that_names_the_term()
         score(reward)
     with pytest.raises(RewardError, match=f"{url} gave no answer to /info .*serve-reward"):
         connect(url)
-
-
-def test_a_server_that_hangs_is_asked_once() -> None:
-    is_over = threading.Event()
-    with speaking(lambda request: Reply(500) if is_over.wait(10) else None) as server:
-        reward = connect(server.url, retries=3, seconds=0.5)
-        with pytest.raises(RewardError, match=r"term mine.* no answer to /score \(ReadTimeout"):
-            score(reward)
-        is_over.set()
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "passing", [Reply(503, b"busy"), Reply(429, headers={"Retry-After": "0"}), None]
-)
-def test_remote_asks_again_after_what_passes(passing: Reply | None) -> None:
-    with speaking(in_turn(passing, Reply(body=b'{"scores": [1, 2, 3]}'))) as server:
-        assert score(connect(server.url, retries=1)).tolist() == [1.0, 2.0, 3.0]
-    assert [request.path for request in server.requests] == ["/score", "/score"]
 
 
 BUSY, BROKEN, LATE = httpx.Response(503), httpx.ConnectError("refused"), httpx.ReadTimeout("late")

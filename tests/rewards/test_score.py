@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import Float32, UInt8
@@ -74,16 +72,6 @@ def test_scorer_fills_the_table_by_prompt_image_and_term() -> None:
     torch.testing.assert_close(table.raw, expected)
     assert table.is_applicable.all()
     torch.testing.assert_close(table.weights, torch.tensor([0.7, 0.3]))
-
-
-def test_scorer_hands_on_the_std_floor_of_every_term() -> None:
-    terms = [
-        Term("a", FakeReward("a"), 1.0, std_floor=0.25),
-        Term("b", FakeReward("b"), 1.0, std_floor=0.5),
-        Term("c", FakeReward("c"), 1.0),
-    ]
-    floors = Scorer(terms).score([WITHOUT_TEXT], grey([1, 2])).std_floors
-    torch.testing.assert_close(floors, torch.tensor([0.25, 0.5, 1e-4]))
 
 
 def test_scorer_masks_terms_that_do_not_apply_and_never_calls_them() -> None:
@@ -176,12 +164,6 @@ def test_check_prompts_names_the_prompt_that_no_term_applies_to() -> None:
     scorer = make_scorer([FakeReward("picky", needs_text=True)], [1.0])
     with pytest.raises(RewardError, match=r"prompt dog \('a dog'\).*\(picky\).*Give it a target"):
         scorer.check_prompts([WITH_TEXT, WITHOUT_TEXT])
-
-
-def test_check_prompts_does_not_count_terms_of_weight_zero() -> None:
-    scorer = make_scorer([FakeReward("picky", needs_text=True), FakeReward("watched")], [1.0, 0.0])
-    with pytest.raises(RewardError, match="prompt dog"):
-        scorer.check_prompts([WITHOUT_TEXT])
 
 
 def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once() -> None:
@@ -288,30 +270,6 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
     assert [len(group) for group in table.pieces["boxes"]] == [1, 0]
     assert table.pieces["boxes"][0][0][0].text == "a"
     assert scorer.score(prompts, pixels).parts == {}
-
-
-class Watched(Halves):
-    """Looks, at each group, which maps of groups before are still in memory."""
-
-    def __init__(self) -> None:
-        self._maps: list[weakref.ref[np.ndarray]] = []
-        self.kept: list[bool] = []
-
-    def score_with_parts(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
-        self.kept += [each() is not None for each in self._maps]
-        parts = np.zeros((len(prompts), 8, 8), dtype=np.float32)
-        self._maps.append(weakref.ref(parts))
-        return Scores(torch.zeros(len(prompts)), parts=torch.from_numpy(parts))
-
-
-def test_scorer_keeps_no_map_of_the_pictures_resolution() -> None:
-    # One of 1024 x 1024 pixels takes 4 MB per picture and term.
-    term = Watched()
-    scoring = Scorer([Term("watched", term, 1.0)]).begin([WITHOUT_TEXT] * 3, grid=Grid(2, 2))
-    for group in grey([1], [2], [3]):
-        scoring.add(group)
-    assert scoring.finish().parts["watched"].shape == (3, 1, 2, 2)
-    assert term.kept == [False] * 3
 
 
 def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:

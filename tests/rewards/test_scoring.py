@@ -239,54 +239,6 @@ def test_a_term_that_hangs_does_not_keep_the_process_from_ending(
     assert "RewardError: term hanging, prompt dog: not scored within 0.1 seconds" in ended.stderr
 
 
-class StandIn:
-    """A stream of a device, which notes what is asked of it."""
-
-    def __init__(self, name: str, noted: list[str]) -> None:
-        self._name, self._noted = name, noted
-        self.device = torch.device("cuda:1")
-
-    def record_event(self) -> StandIn:
-        self._noted.append(f"{self._name} marks")
-        return self
-
-    def wait_event(self, event: StandIn) -> None:
-        self._noted.append(f"{self._name} waits for {event._name}")
-
-    def synchronize(self) -> None:
-        self._noted.append(f"{self._name} is done")
-
-
-def test_scoring_waits_for_what_was_under_way_and_for_its_own_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    noted: list[str] = []
-
-    def make(device: torch.device) -> StandIn:
-        # That of the giver, whatever the default of a new thread is.
-        assert device == torch.device("cuda:1")
-        return StandIn(f"stream {sum(note == 'set' for note in noted)}", noted)
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: StandIn("main", noted))
-    monkeypatch.setattr(torch.cuda, "Stream", make)
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: noted.append("set"))
-
-    def note(prompt: Prompt) -> bool:
-        noted.append(prompt.prompt_id)
-        return False
-
-    scoring = Scorer([Term("note", Gate(holds=note), 1.0)]).begin(PROMPTS[:2])
-    for level in (1, 2):
-        scoring.add(group(level))
-    scoring.finish()
-
-    of_term = ["stream 0 waits for main", "dog", "stream 0 is done"]
-    again = ["stream 0 waits for main", "cat", "stream 0 is done"]
-    assert [each for each in noted if each != "main marks"] == ["set", *of_term, *again]
-    assert noted.count("main marks") == 2
-
-
 @pytest.mark.gpu
 def test_scoring_on_a_device_waits_for_weights_and_not_for_what_comes_after() -> None:
     weight = torch.zeros(1, device="cuda")

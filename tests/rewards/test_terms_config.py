@@ -84,11 +84,6 @@ def test_a_key_where_an_address_or_a_name_belongs_is_refused_and_not_repeated(
     assert "pass-word" not in str(caught.value)
 
 
-def test_terms_have_usual_limits() -> None:
-    term = read("ssim", {})
-    assert (term.std_floor, term.timeout_seconds) == (1e-4, 600.0)
-
-
 def test_terms_of_older_runs_are_read() -> None:
     assert read("ssim", {"run_in": "thread"}) == read("ssim", {})
     assert refused_key("ssim", {"run_in": "process"}) == ("run_in",)
