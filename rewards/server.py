@@ -53,7 +53,7 @@ def make_app(reward: Reward, info: ScorerInfo, *, token: str) -> FastAPI:
     async def refuse(request: Request, error: RequestValidationError) -> Response:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
-        return _fail(400, f"the request is not one of a run: {place}: {problem['msg']}")
+        return _fail(400, f"invalid request: {place}: {problem['msg']}")
 
     @app.get("/info")
     async def tell_info() -> ScorerInfo:

@@ -121,8 +121,8 @@ def score_images(
         if rows and found[name].isna().all():
             needs = " and ".join(term.needs()) or "nothing"
             warnings.warn(
-                f"{name} applies to none of the images: it needs {needs} beside the image, and a "
-                f"prompt_id that matches {term.only!r}",
+                f"{name} applies to none of the images: it needs {needs} in addition to the image, "
+                f"and a prompt_id that matches {term.only!r}",
                 stacklevel=2,
             )
     return found

@@ -20,8 +20,6 @@ EMBEDDED = f"{TINY}:"
 def check_prompt_places(config: Config, config_dir: Path | None) -> None:
     """Refuse missing prompt files, without delay.
 
-    Reading an existing one may still fail later.
-
     Args:
         config_dir: Folder of the config; None for the package's.
 
@@ -29,9 +27,9 @@ def check_prompt_places(config: Config, config_dir: Path | None) -> None:
         DataError: `data.path` or `data.eval_path` does not exist.
     """
     for key, path in (("path", config.data.path), ("eval_path", config.data.eval_path)):
-        if path.startswith(EMBEDDED) or may_be_hub_id(path) or _exists(path):
+        if path.startswith(EMBEDDED) or may_be_hub_id(path) or Path(path).exists():
             continue
-        if config_dir is not None and _exists(str(config_dir / path)):
+        if config_dir is not None and (config_dir / path).exists():
             raise DataError(
                 f"data.{key}: {path}: no such file or folder in {Path.cwd()}, but there is one in "
                 f"{config_dir}; write ${{config_dir:}}/{path} in the config there"
@@ -60,17 +58,6 @@ def describe_missing(path: str) -> str:
 def nearest_beside(path: str) -> Path | None:
     """The file or folder, in the folder of a missing one, whose name is similar; None if none."""
     place = Path(path).absolute()
-    try:
-        names = os.listdir(place.parent)
-    except (OSError, ValueError):
-        return None
+    names = os.listdir(place.parent) if place.parent.is_dir() else []
     nearest = difflib.get_close_matches(place.name, names, n=1)
     return Path(path).with_name(nearest[0]) if nearest else None
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except OSError:
-        # The path is too long, or its folder may not be read: reading it will report that.
-        return True

@@ -162,30 +162,13 @@ def _load_pretrained(network: Network) -> Any:
     try:
         return _construct(network, is_trained=True)
     except (OSError, RuntimeError) as error:
-        url = _weights_url(network)
-        place = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
         raise RewardError(
             f"lpips: the weights of backbone {network!r} cannot be loaded "
-            f"({describe_error(error)}). They are needed at {place}: download {url} there, set "
-            "TORCH_HOME to a folder that has it under hub/checkpoints, choose another "
-            "lpips.network, or set lpips.pretrained=false for untrained features"
+            f"({describe_error(error)}). torchvision downloads them once into "
+            f"{Path(torch.hub.get_dir()) / 'checkpoints'}: copy them there, set TORCH_HOME to a "
+            "folder that has them under hub/checkpoints, choose another lpips.network, or set "
+            "lpips.pretrained=false for untrained features"
         ) from error
-
-
-def _weights_url(network: Network) -> str:
-    from torchvision.models import (  # noqa: PLC0415
-        AlexNet_Weights,
-        SqueezeNet1_1_Weights,
-        VGG16_Weights,
-    )
-
-    weights = {
-        "alex": AlexNet_Weights.IMAGENET1K_V1,
-        "vgg": VGG16_Weights.IMAGENET1K_V1,
-        "squeeze": SqueezeNet1_1_Weights.IMAGENET1K_V1,
-    }
-    url: str = weights[network].url
-    return url
 
 
 @cache

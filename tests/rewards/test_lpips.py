@@ -158,5 +158,5 @@ def test_lpips_offline_says_which_file_goes_where(
     monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
     with pytest.raises(RewardError, match="no network") as caught:
         LpipsReward("squeeze", pretrained=True, device=CPU)
-    assert str(tmp_path / "hub" / "checkpoints" / "squeezenet1_1-b8a52dc0.pth") in str(caught.value)
+    assert str(tmp_path / "hub" / "checkpoints") in str(caught.value)
     assert "lpips.pretrained=false" in str(caught.value)
