@@ -56,24 +56,17 @@ class HttpClient:
             mounts=dict.fromkeys(_THIS_MACHINE),
         )
 
-    def get(self, path: str) -> httpx.Response:
-        """Get a path; like `post`."""
-        return self._send("GET", path, None)
-
-    def post(self, path: str, body: bytes) -> httpx.Response:
-        """Post JSON, which may reach the server more than once.
+    def request(self, path: str, body: bytes | None = None) -> httpx.Response:
+        """Post JSON, which may reach the server more than once; without a body, get the path.
 
         Raises:
             NoAnswerError: There was no response.
         """
-        return self._send("POST", path, body)
-
-    def _send(self, method: str, path: str, body: bytes | None) -> httpx.Response:
+        method, headers = "GET" if body is None else "POST", {"Content-Type": "application/json"}
         try:
-            request = self._client.build_request(
-                method, self.url + path, content=body, headers={"Content-Type": "application/json"}
+            return self._send_until_answered(
+                self._client.build_request(method, self.url + path, content=body, headers=headers)
             )
-            return self._send_until_answered(request)
         except (httpx.RequestError, httpx.InvalidURL) as error:
             raise NoAnswerError(describe_error(error)) from error
 

@@ -55,12 +55,7 @@ class AestheticConfig(ClipOptions, TermConfig):
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
-        return AestheticReward(
-            clip_model=self.clip_model,
-            clip_weights=self.clip_weights,
-            head=self.head,
-            device=device,
-        )
+        return AestheticReward(self, device)
 
     def memory_bytes(self) -> int:
         """Size of the image tower."""
@@ -84,14 +79,12 @@ class AestheticReward:
             match the others.
     """
 
-    def __init__(
-        self, *, clip_model: str, clip_weights: str, head: str, device: torch.device
-    ) -> None:
-        architecture = find_architecture(clip_model, key="aesthetic.clip_model")
+    def __init__(self, config: AestheticConfig, device: torch.device) -> None:
+        architecture = find_architecture(config.clip_model, key="aesthetic.clip_model")
         width = embedding_width(architecture)
         # The head first, because it is small and reveals mistakes before gigabytes are loaded.
-        self._head = load_head(resolve_path(head), width=width).to(device)
-        clip = load_clip(architecture, clip_weights, key="aesthetic.clip_weights")
+        self._head = load_head(resolve_path(config.head), width=width).to(device)
+        clip = load_clip(architecture, config.clip_weights, key="aesthetic.clip_weights")
         # The text tower is dropped: embedding a picture only needs the image tower.
         self._pictures = PictureEmbedder(clip)
         self._pictures.tower.to(device)

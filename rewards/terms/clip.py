@@ -10,7 +10,6 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
 from rewards.base import (
-    Against,
     ComparingConfig,
     ComparingReward,
     Reward,
@@ -69,12 +68,7 @@ class ClipImageConfig(ClipOptions, ComparingConfig):
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
-        return ClipImageReward(
-            clip_model=self.clip_model,
-            clip_weights=self.clip_weights,
-            device=device,
-            against=self.against,
-        )
+        return ClipImageReward(self, device)
 
     def memory_bytes(self) -> int:
         """Size of the image tower."""
@@ -151,17 +145,10 @@ class ClipImageReward(ComparingReward):
         RewardError: The model or its weights are missing, cannot be downloaded or do not match.
     """
 
-    def __init__(
-        self,
-        *,
-        clip_model: str,
-        clip_weights: str,
-        device: torch.device,
-        against: Against = "target",
-    ) -> None:
-        super().__init__(against)
-        architecture = find_architecture(clip_model, key="clip_image.clip_model")
-        clip = load_clip(architecture, clip_weights, key="clip_image.clip_weights")
+    def __init__(self, config: ClipImageConfig, device: torch.device) -> None:
+        super().__init__(config.against)
+        architecture = find_architecture(config.clip_model, key="clip_image.clip_model")
+        clip = load_clip(architecture, config.clip_weights, key="clip_image.clip_weights")
         # The text tower is dropped.
         self._pictures = PictureEmbedder(clip)
         self._pictures.tower.to(device)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from rewards.base import (
     FLOAT32_BYTES,
-    Against,
     ComparingConfig,
     ComparingReward,
     Reward,
@@ -52,9 +51,7 @@ class LpipsConfig(ComparingConfig):
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
-        return LpipsReward(
-            self.network, pretrained=self.pretrained, device=device, against=self.against
-        )
+        return LpipsReward(self, device)
 
     def memory_bytes(self) -> int:
         """Size of backbone and linear layers, from the package."""
@@ -69,28 +66,22 @@ class LpipsReward(ComparingReward):
     Source: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
     CVPR 2018, https://github.com/richzhang/PerceptualSimilarity.
 
-    Args:
-        pretrained: False for untrained features from a fixed seed, the paper's "random" baseline,
-            which needs no download. Unweighted differences are averaged over layers, not summed as
-            in the paper: a layer's difference is at most 2, so scores stay in -1..1 like those of
-            other terms.
+    Untrained features are the paper's "random" baseline. Their unweighted differences are averaged
+    over layers, not summed as in the paper: a layer's difference is at most 2, so scores stay in
+    -1..1 like those of other terms.
 
     Raises:
         RewardError: The backbone's weights are missing and cannot be downloaded.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        *,
-        pretrained: bool,
-        device: torch.device,
-        against: Against = "target",
-    ) -> None:
-        super().__init__(against)
-        self._smallest_side = SMALLEST_SIDES[network]
-        model = _load_pretrained(network) if pretrained else _make_untrained(network)
-        self._divisor: int = 1 if pretrained else model.L  # the package's name for its layers
+    def __init__(self, config: LpipsConfig, device: torch.device) -> None:
+        super().__init__(config.against)
+        self._smallest_side = SMALLEST_SIDES[config.network]
+        make = _load_pretrained if config.pretrained else _make_untrained
+        model = make(config.network)
+        self._divisor: int = (
+            1 if config.pretrained else model.L
+        )  # the package's name for its layers
         self._model: Any = model.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()

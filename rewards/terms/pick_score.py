@@ -49,7 +49,7 @@ class PickScoreConfig(TermConfig):
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
-        return PickScoreReward(model=self.model, processor=self.processor, device=device)
+        return PickScoreReward(self, device)
 
     def memory_bytes(self) -> int:
         """Size of CLIP ViT-H/14, both towers."""
@@ -75,14 +75,14 @@ class PickScoreReward:
         RewardError: Model or processor is missing, cannot be downloaded, or is incomplete.
     """
 
-    def __init__(self, *, model: str, processor: str, device: torch.device) -> None:
+    def __init__(self, config: PickScoreConfig, device: torch.device) -> None:
         # The processor first, because it is small and reveals mistakes before gigabytes are loaded.
-        with _refusing("processor", processor):
-            prepare = _load_processor(_find_folder(processor, _PROCESSOR_FILES))
+        with _refusing("processor", config.processor):
+            prepare = _load_processor(_find_folder(config.processor, _PROCESSOR_FILES))
         self._image_processor = prepare.image_processor
         self._tokenizer = prepare.tokenizer
-        with _refusing("model", model):
-            loaded = _load_model(_find_folder(model, _MODEL_FILES))
+        with _refusing("model", config.model):
+            loaded = _load_model(_find_folder(config.model, _MODEL_FILES))
         self._places: int = loaded.config.text_config.max_position_embeddings
         self._model: nn.Module = loaded.to(device)
 

@@ -112,7 +112,7 @@ class RemoteReward:
 
         where = f"the scorer at {self._client.url}"
         try:
-            answer = self._client.get(path) if body is None else self._client.post(path, body)
+            answer = self._client.request(path, body)
         except NoAnswerError as error:
             raise RewardError(
                 f"{where} gave no answer to {path} ({error}); start it (`glm-grpo serve-reward`), "

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.messages import encode_base64
 from rewards.options import LONGEST_WAIT, Url, Variable, problem_at
-from rewards.types import Prompt, RewardError, Scores
+from rewards.types import Prompt, RewardError, Scores, describe_error
 
 if TYPE_CHECKING:
     import httpx
 
     from rewards.http_client import HttpClient
 
-_PLACEHOLDERS = ("prompt", "text", "lowest", "highest")
+_PLACEHOLDERS = "{prompt}, {text}, {lowest} and {highest}"
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _LONGEST_QUOTED = 200
 """Characters of an answer quoted in an error."""
@@ -64,26 +64,18 @@ class VlmJudgeConfig(TermConfig):
     """Largest number of concurrent requests."""
 
     @model_validator(mode="after")
-    def _check_range(self) -> VlmJudgeConfig:
+    def _check_relations(self) -> VlmJudgeConfig:
         if self.lowest >= self.highest:
             rule = f"must be below highest = {self.highest}: scores between them become 0 to 1"
             remedy = f"set lowest={self.highest - 1} or less, or a higher highest"
             raise problem_at(("lowest",), self.lowest, rule, remedy)
-        self._check_question()
-        return self
-
-    def _check_question(self) -> None:
         try:
-            fields = [part[1:] for part in string.Formatter().parse(self.question)]
-        except ValueError as error:
-            rule = f"cannot be filled in ({error})"
+            self.ask(Prompt("", ""))
+        except (ValueError, LookupError) as error:
+            rule = f"cannot be filled in ({describe_error(error)}): it may contain {_PLACEHOLDERS}"
             remedy = "double literal braces: {{ and }}"
             raise problem_at(("question",), self.question, rule, remedy) from error
-        for field, format_spec, conversion in fields:
-            if field is not None and (field not in _PLACEHOLDERS or format_spec or conversion):
-                rule = f"has the placeholder {{{field}}}; there are {', '.join(_PLACEHOLDERS)}"
-                remedy = "write one of them in braces, and double literal braces: {{ and }}"
-                raise problem_at(("question",), self.question, rule, remedy)
+        return self
 
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that the question mentions."""
@@ -207,7 +199,7 @@ class VlmJudgeReward:
         from rewards.http_client import NoAnswerError  # noqa: PLC0415 (see above)
 
         try:
-            return self._client.get(path) if body is None else self._client.post(path, body)
+            return self._client.request(path, body)
         except NoAnswerError as error:
             raise self._failed(name, str(error)) from error
 

@@ -24,7 +24,6 @@ from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.terms.aesthetic import load_head
 from rewards.terms.clip_loading import load_clip
-from rewards.terms.pick_score import PickScoreReward
 from rewards.types import RewardError
 
 CPU = torch.device("cpu")
@@ -192,7 +191,7 @@ def test_code_beside_a_processor_is_not_run_and_no_one_is_asked(
     own_code(tmp_path / "own", payload, {"model_type": "own"}, {"AutoProcessor": "own_code.Own"})
 
     with pytest.raises(RewardError, match="pick_score.processor .* cannot be loaded"):
-        PickScoreReward(model=str(tmp_path), processor=str(tmp_path / "own"), device=CPU)
+        build("pick_score", model=str(tmp_path), processor=str(tmp_path / "own"))
 
     assert not payload.was_run
     assert would_say_yes == []

@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rewards.terms.aesthetic import AestheticReward, load_head, to_unit_score
+from rewards.terms.aesthetic import AestheticConfig, AestheticReward, load_head, to_unit_score
 from rewards.types import Prompt, RewardError
 from tests.rewards.tiny_clip import NAME, embed_pictures, noise
 
-CPU = torch.device("cpu")
 WIDTH = 16
 LAION_MLP = "sac+logos+ava1-l14-linearMSE.pth"
 
@@ -31,12 +30,15 @@ def save_head(path: Path, *, width: int) -> None:
     save_file({"weight": weight, "bias": torch.full((1,), 5.0)}, path)
 
 
-def make_reward(folder: Path, head: Path, **changes: str) -> AestheticReward:
-    options = {
-        "clip_model": str(folder / f"{NAME}.json"),
-        "clip_weights": str(folder / "weights.safetensors"),
-    }
-    return AestheticReward(**(options | changes), head=str(head), device=CPU)
+def make_reward(folder: Path, head: Path) -> AestheticReward:
+    config = AestheticConfig(
+        kind="aesthetic",
+        weight=1.0,
+        clip_model=str(folder / f"{NAME}.json"),
+        clip_weights=str(folder / "weights.safetensors"),
+        head=str(head),
+    )
+    return AestheticReward(config, torch.device("cpu"))
 
 
 def prompts(count: int) -> list[Prompt]:

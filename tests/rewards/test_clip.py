@@ -11,7 +11,7 @@ from tests.rewards.tiny_clip import NAME, embed_captions, embed_pictures, noise
 
 CPU = torch.device("cpu")
 CAPTIONS = ["a red dog", "a blue sign", "a blue sign"]
-KINDS = {"clip_score": ClipScoreReward, "clip_image": ClipImageReward}
+KINDS = {"clip_score": ClipScoreConfig, "clip_image": ClipImageConfig}
 
 
 def make(name: str, folder: Path, **changes: str) -> ClipScoreReward | ClipImageReward:
@@ -19,7 +19,7 @@ def make(name: str, folder: Path, **changes: str) -> ClipScoreReward | ClipImage
         "clip_model": str(folder / f"{NAME}.json"),
         "clip_weights": str(folder / "weights.safetensors"),
     }
-    return KINDS[name](**(options | changes), device=CPU)
+    return KINDS[name](kind=name, weight=1.0, **(options | changes)).build(CPU)
 
 
 def test_clip_score_is_the_cosine_of_prompt_and_picture(clip_folder: Path) -> None:
@@ -71,12 +71,10 @@ def test_clip_terms_name_their_own_keys_in_errors(name: str, clip_folder: Path) 
         make(name, clip_folder, clip_weights=str(clip_folder / "none.pt"))
 
 
-@pytest.mark.parametrize("kind", [ClipScoreConfig, ClipImageConfig])
-def test_clip_terms_miss_a_file_before_it_is_loaded(
-    kind: type[ClipScoreConfig | ClipImageConfig], clip_folder: Path
-) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_clip_terms_miss_a_file_before_it_is_loaded(name: str, clip_folder: Path) -> None:
     options = {"weight": 1.0, "clip_model": str(clip_folder / f"{NAME}.json")}
-    name = {ClipScoreConfig: "clip_score", ClipImageConfig: "clip_image"}[kind]
-    kind(kind=name, clip_weights=str(clip_folder / "weights.safetensors"), **options).check()
+    weights = str(clip_folder / "weights.safetensors")
+    KINDS[name](kind=name, clip_weights=weights, **options).check()
     with pytest.raises(RewardError, match=rf"^{name}\.clip_weights .*none\.pt: no such file"):
-        kind(kind=name, clip_weights="none.pt", **options).check()
+        KINDS[name](kind=name, clip_weights="none.pt", **options).check()

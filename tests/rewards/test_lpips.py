@@ -10,10 +10,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.terms.lpips import LpipsReward, Network, _tell_untrained
+from rewards.terms.lpips import LpipsConfig, LpipsReward, Network, _tell_untrained
 from rewards.types import Prompt, RewardError, Scores
 
-CPU = torch.device("cpu")
+
+def make(network: Network, *, pretrained: bool = False) -> LpipsReward:
+    config = LpipsConfig(kind="lpips", weight=1.0, network=network, pretrained=pretrained)
+    return LpipsReward(config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ def test_lpips_equals_the_reference_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(assets_dir / "torch_home"))
-    reward = LpipsReward(network, pretrained=True, device=CPU)
+    reward = make(network, pretrained=True)
     reference, *distorted = lpips_pictures
     prompts = [Prompt("ref", "a picture", target=reference)] * 2
     scores = reward.score_with_parts(prompts, torch.stack(distorted))
@@ -40,13 +43,9 @@ def assert_parts_add_up(scores: Scores) -> None:
     torch.testing.assert_close(scores.parts.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
 
 
-def make_untrained() -> LpipsReward:
-    return LpipsReward("squeeze", pretrained=False, device=CPU)
-
-
 @pytest.fixture(scope="module")
 def untrained() -> LpipsReward:
-    return make_untrained()
+    return make("squeeze")
 
 
 def noise(seed: int) -> UInt8[Tensor, "3 64 64"]:
@@ -73,7 +72,7 @@ def test_untrained_lpips_is_one_for_the_target_and_falls_with_distance(
 def test_lpips_names_the_smallest_picture_that_its_backbone_takes(
     network: Network, smallest: int
 ) -> None:
-    reward = LpipsReward(network, pretrained=False, device=CPU)
+    reward = make(network)
     fits, small = (noise(0)[:, :side, :side] for side in (smallest, smallest - 1))
     assert reward.score([Prompt("a", "a", target=fits)], fits[None]) == 1
     with pytest.raises(ValueError, match=f"too small: each side must have at least {smallest}"):
@@ -88,7 +87,7 @@ def test_lpips_equals_that_of_the_package_and_its_parts_add_up(
     sources = [noise(seed)[:, :35, :53] for seed in range(3)]
     prompts = [Prompt(str(i), "a", target=sources[target]) for i, target in enumerate(targets)]
     pictures = torch.stack([noise(3)[:, :35, :53], sources[1], sources[2]])
-    reward = LpipsReward(network, pretrained=False, device=CPU)
+    reward = make(network)
     (module,) = reward.modules()
     compared = torch.stack([prompt.target for prompt in prompts])
     distances = module(pictures / 255, compared / 255, normalize=True).flatten()
@@ -128,7 +127,7 @@ def test_untrained_lpips_is_the_same_in_every_process_and_leaves_the_global_gene
 ) -> None:
     torch.rand(3)  # another state than the one the fixture was built in
     state = torch.get_rng_state()
-    again = make_untrained()
+    again = make("squeeze")
     assert torch.equal(torch.get_rng_state(), state)
     prompts, pictures = [Prompt("a", "a", target=noise(0))], noise(1)[None]
     assert torch.equal(again.score(prompts, pictures), untrained.score(prompts, pictures))
@@ -141,7 +140,7 @@ def test_untrained_lpips_says_once_what_it_is_and_prints_nothing(
     _tell_untrained.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            make_untrained()
+            make("squeeze")
     assert [record.getMessage()[:33] for record in caplog.records] == [
         "lpips: untrained squeeze features"
     ]
@@ -157,6 +156,6 @@ def test_lpips_offline_says_which_file_goes_where(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
     with pytest.raises(RewardError, match="no network") as caught:
-        LpipsReward("squeeze", pretrained=True, device=CPU)
+        make("squeeze", pretrained=True)
     assert str(tmp_path / "hub" / "checkpoints") in str(caught.value)
     assert "lpips.pretrained=false" in str(caught.value)

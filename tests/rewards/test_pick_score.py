@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
-from rewards.terms.pick_score import PickScoreReward
+from rewards.terms.pick_score import PickScoreConfig, PickScoreReward
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")
@@ -77,7 +77,8 @@ def save_processor(folder: Path, vocabulary: dict[str, int]) -> None:
 
 def make_reward(folder: Path, **changes: str) -> PickScoreReward:
     options = {"model": str(folder), "processor": str(folder)}
-    return PickScoreReward(**(options | changes), device=CPU)
+    config = PickScoreConfig(kind="pick_score", weight=1.0, **(options | changes))
+    return PickScoreReward(config, CPU)
 
 
 def prompts() -> list[Prompt]:

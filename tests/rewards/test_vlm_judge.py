@@ -239,11 +239,9 @@ def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
 @pytest.mark.parametrize(
     ("template", "error"),
     [
-        ("{promt}", "placeholder {promt}; there are prompt, text, lowest, highest"),
-        ("{prompt!r}", "placeholder {prompt}"),
-        ("{lowest:3}", "placeholder {lowest}"),
+        ("{promt}", "KeyError: 'promt'"),
         ('Answer {"score": 1}', "double literal braces"),
-        ("a } b", "cannot be filled in"),
+        ("a } b", "Single '}'"),
     ],
 )
 def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.tiny import world
-from rewards.terms.aesthetic import AestheticReward
+from rewards.terms.aesthetic import AestheticConfig
 from rewards.types import Prompt
 from tools.tiny.measure import Embedded
 from tools.tiny.train_quality import degrade
@@ -72,12 +72,13 @@ def test_base_model_reads_between_0_4_and_0_8(embedded):
 
 def test_quality_falls_with_degradation():
     folder = "pkg://glm_grpo/tiny/weights/quality_clip"
-    term = AestheticReward(
+    term = AestheticConfig(
+        kind="aesthetic",
+        weight=1.0,
         clip_model=f"{folder}/config.json",
         clip_weights=f"{folder}/model.safetensors",
         head=f"{folder}/head.safetensors",
-        device=torch.device("cpu"),
-    )
+    ).build(torch.device("cpu"))
     signs = world.signs_of_words(world.HELD_OUT_WORDS[:32], seed=9)
     clean = torch.stack([world.draw_sign(sign) for sign in signs]).float() / 255
     generator = torch.Generator().manual_seed(0)
