@@ -30,8 +30,10 @@ class PictureError(ValueError):
     """A file cannot be used as a picture; the message follows its name, with reason and remedy."""
 
 
-def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Image.Image:
-    """Decode a picture fully.
+def open_rgb(
+    source: PictureSource | Image.Image, *, formats: Sequence[str] = FORMATS
+) -> Image.Image:
+    """Decode a picture fully, and convert it to RGB as it is shown.
 
     Transparency is put on white, EXIF orientation is applied, an embedded colour profile is
     converted to sRGB, an animation gives its first frame. Without a profile, values are taken for
@@ -49,16 +51,6 @@ def open_rgb(source: PictureSource, *, formats: Sequence[str] = FORMATS) -> Imag
             channel; or its colour profile cannot be used.
     """
     with _opened(source, formats) as picture:
-        return _to_rgb(ImageOps.exif_transpose(picture))
-
-
-def to_rgb(picture: Image.Image) -> Image.Image:
-    """Convert a picture in memory in the same way as `open_rgb`.
-
-    Raises:
-        PictureError: As for `open_rgb`.
-    """
-    with _refusals(FORMATS):
         return _to_rgb(ImageOps.exif_transpose(picture))
 
 
@@ -117,8 +109,11 @@ def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
 
 
 @contextmanager
-def _opened(source: PictureSource, formats: Sequence[str]) -> Iterator[Image.Image]:
+def _opened(source: PictureSource | Image.Image, formats: Sequence[str]) -> Iterator[Image.Image]:
     with _refusals(formats), warnings.catch_warnings():
+        if isinstance(source, Image.Image):
+            yield source
+            return
         # Pillow warns above `Image.MAX_IMAGE_PIXELS`, and refuses only twice as many.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         content = source if isinstance(source, bytes) else source.read_bytes()

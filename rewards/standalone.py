@@ -20,7 +20,6 @@ from rewards.pictures import (
     fit_pixels,
     open_rgb,
     to_pixels,
-    to_rgb,
 )
 from rewards.problems import describe_problems, find_problems
 from rewards.reweigh import combine
@@ -129,9 +128,7 @@ def score_images(
 
 
 def _open(picture: Picture) -> Image.Image:
-    if isinstance(picture, Image.Image):
-        return to_rgb(picture)
     try:
-        return open_rgb(Path(picture))
+        return open_rgb(Path(picture) if isinstance(picture, str) else picture)
     except PictureError as error:
         raise PictureError(f"{picture} {error}") from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -337,16 +338,26 @@ def _rows_of_step(count: int, *, step: int, seed: int, prompts_per_step: int) ->
 def _batch_of_rows(
     prompt_set: PromptSource, rows: Sequence[int], *, step: int, seed: int, group_size: int
 ) -> PromptBatch:
+    sampling_seed = derive_seed(seed, "sampling", step - 1)
+    decode_seed = partial(derive_seed, seed, "decoding", step - 1)
+    return _make_batch(prompt_set, rows, group_size, sampling_seed, decode_seed)
+
+
+def _make_batch(
+    prompt_set: PromptSource,
+    rows: Sequence[int],
+    group_size: int,
+    seed: int,
+    decode_seed: Callable[[str], int],
+) -> PromptBatch:
     prompts = tuple(prompt_set[row] for row in rows)
     return PromptBatch(
         prompts=prompts,
         group_size=group_size,
         height=prompt_set.height,
         width=prompt_set.width,
-        seed=derive_seed(seed, "sampling", step - 1),
-        decode_seeds=tuple(
-            derive_seed(seed, "decoding", step - 1, prompt.prompt_id) for prompt in prompts
-        ),
+        seed=seed,
+        decode_seeds=tuple(decode_seed(prompt.prompt_id) for prompt in prompts),
     )
 
 
@@ -389,22 +400,18 @@ def evaluation_batches(
         prompts_per_batch: P of all batches but the last, which may be smaller.
         samples_per_prompt: G.
     """
-    batches = []
-    for start in range(0, len(rows), prompts_per_batch):
-        prompts = tuple(prompt_set[row] for row in rows[start : start + prompts_per_batch])
-        batches.append(
-            PromptBatch(
-                prompts=prompts,
-                group_size=samples_per_prompt,
-                height=prompt_set.height,
-                width=prompt_set.width,
-                seed=derive_seed(seed, "evaluation sampling"),
-                decode_seeds=tuple(
-                    derive_seed(seed, "evaluation decoding", prompt.prompt_id) for prompt in prompts
-                ),
-            )
+    sampling_seed = derive_seed(seed, "evaluation sampling")
+    decode_seed = partial(derive_seed, seed, "evaluation decoding")
+    return [
+        _make_batch(
+            prompt_set,
+            rows[start : start + prompts_per_batch],
+            samples_per_prompt,
+            sampling_seed,
+            decode_seed,
         )
-    return batches
+        for start in range(0, len(rows), prompts_per_batch)
+    ]
 
 
 def _epoch_order(count: int, *, epoch: int, seed: int, prompts_per_step: int) -> list[int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +30,6 @@ SMALLEST_SIDES: dict[Network, int] = {"alex": 31, "vgg": 16, "squeeze": 17}
 """Smallest side in pixels for which a backbone's strides leave any output."""
 
 _UNTRAINED_SEED = 0
-
-_logger = logging.getLogger(__name__)
 
 
 class LpipsConfig(ComparingConfig):
@@ -162,18 +158,7 @@ def _load_pretrained(network: Network) -> Any:
         ) from error
 
 
-@cache
-def _tell_untrained(network: Network) -> None:
-    """Warn once per process, however many networks are created."""
-    _logger.warning(
-        "lpips: untrained %s features (pretrained: false); distances compare structure but do "
-        "not measure human perception",
-        network,
-    )
-
-
 def _make_untrained(network: Network) -> Any:
-    _tell_untrained(network)
     # torch.manual_seed would seed every device; weights are drawn on the CPU, whose generator
     # fork_rng restores.
     with torch.random.fork_rng(devices=[]):

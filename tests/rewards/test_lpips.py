@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -10,7 +9,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from rewards.terms.lpips import LpipsConfig, LpipsReward, Network, _tell_untrained
+from rewards.terms.lpips import LpipsConfig, LpipsReward, Network
 from rewards.types import Prompt, RewardError, Scores
 
 
@@ -131,20 +130,6 @@ def test_untrained_lpips_is_the_same_in_every_process_and_leaves_the_global_gene
     assert torch.equal(torch.get_rng_state(), state)
     prompts, pictures = [Prompt("a", "a", target=noise(0))], noise(1)[None]
     assert torch.equal(again.score(prompts, pictures), untrained.score(prompts, pictures))
-
-
-def test_untrained_lpips_says_once_what_it_is_and_prints_nothing(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # Another test of this process may have made one.
-    _tell_untrained.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            make("squeeze")
-    assert [record.getMessage()[:33] for record in caplog.records] == [
-        "lpips: untrained squeeze features"
-    ]
-    assert capfd.readouterr().out == ""
 
 
 def test_lpips_offline_says_which_file_goes_where(
