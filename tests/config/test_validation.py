@@ -56,14 +56,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"run.tags": ["t"] * 33}, "at most 32"),
     # Terms.
     ({"reward.terms.lpip": {"weight": 0.1}}, "did you mean lpips?"),
-    ({"reward.terms.lipps": None}, "did you mean lpips: null?"),
-    ({"reward.terms.near": {"weight": 0.1}}, "+reward.terms.near.kind=custom"),
-    ({"reward.terms.Near": {"kind": "ssim"}}, "consists of lowercase letters"),
-    ({"reward.terms.total": {"kind": "ssim"}}, "is the name of another metric"),
-    ({"reward.terms.dark_fraction": {"kind": "ssim"}}, "is the name of another metric"),
-    ({"reward.terms.ssim.windw": 11}, "is not an option of kind ssim"),
-    ({"reward.terms.ocr.engine": "tesseract"}, "must be one of easyocr"),
-    ({"reward.terms.ocr.languages": ["en"]}, "set engine=easyocr"),
     # Relations between keys.
     ({"model.quantization": "nf4"}, "model.adapter="),
     ({"decode.rollout_steps": 5}, "must not exceed decode.steps = 4"),
