@@ -223,21 +223,12 @@ class RewardConfig(Options):
             remedy = "add such a term (ocr, clip_score, lpips), or set reward.allow_untied=true"
             raise problem_at(("terms",), weights, rule, remedy)
         for name in self.watch:
-            self._check_watched(name)
+            watched = self.terms.get(name)
+            if watched is None or watched.weight != 0 or watched.when == "evaluation":
+                rule = (
+                    f"{name[:100]!r} is no term of weight 0 that is scored at every step; a term "
+                    "that is trained on cannot be a canary, and one of evaluations is one there"
+                )
+                remedy = f"set reward.terms.{name[:100]}.weight=0, or leave it out of reward.watch"
+                raise problem_at(("watch",), self.watch, rule, remedy)
         return self
-
-    def _check_watched(self, name: str) -> None:
-        if name not in self.terms:
-            known = [term for term, weight in self.weights().items() if weight == 0]
-            rule = f"{name[:100]!r} is not a term of reward.terms"
-            remedy = f"add it there with weight 0{f', or use {known}' if known else ''}"
-            raise problem_at(("watch",), self.watch, rule, remedy)
-        if self.terms[name].when == "evaluation":
-            rule = f"{name!r} is scored only in evaluations, where it is a canary anyway"
-            remedy = f"set reward.terms.{name}.when=always, or leave it out of reward.watch"
-            raise problem_at(("watch",), self.watch, rule, remedy)
-        weight = self.terms[name].weight
-        if weight != 0:
-            rule = f"{name!r} has weight {weight}: a term that is trained on cannot be a canary"
-            remedy = f"set reward.terms.{name}.weight=0, or watch another term of its kind"
-            raise problem_at(("watch",), self.watch, rule, remedy)

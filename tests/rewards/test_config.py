@@ -140,19 +140,9 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             r"\(aesthetic\).*; add such a term .* reward.allow_untied=true",
         ),
         ({"mine": {**CUSTOM, "needs_of_prompt": []}}, {}, "terms", "only the image"),
-        (
-            {"psnr": {"weight": 0.0}},
-            {"watch": ["hps"]},
-            "watch",
-            "'hps' is not a term of reward.terms; add it there with weight 0, or use .'psnr'.",
-        ),
-        (
-            {},
-            {"watch": ["ssim"]},
-            "watch",
-            "'ssim' has weight 1.0: a term that is trained on cannot be a canary; set reward",
-        ),
-        ({"psnr": EVALUATED}, {"watch": ["psnr"]}, "watch", "where it is a canary anyway"),
+        ({"psnr": {"weight": 0.0}}, {"watch": ["hps"]}, "watch", "'hps' is no term of weight 0"),
+        ({}, {"watch": ["ssim"]}, "watch", "'ssim' is no term of weight 0 .*set reward.terms.ssim"),
+        ({"psnr": EVALUATED}, {"watch": ["psnr"]}, "watch", "'psnr' is no term"),
         (
             {"psnr": {**EVALUATED, "weight": 0.5}},
             {},
