@@ -9,15 +9,11 @@ from jaxtyping import Float32, Float64, UInt8
 from rapidocr import RapidOCR
 from rapidocr.ch_ppocr_rec import TextRecInput, TextRecOutput
 from rapidocr.ch_ppocr_rec.typings import WordInfo
-from rapidocr.utils.output import RapidOCROutput
 from rapidocr.utils.process_img import get_rotate_crop_image
 from torch import Tensor, nn
 
 from rewards.pictures import to_bgr_arrays
 from rewards.terms.reading_orders import TextBox, surest_reading, text_box
-
-_THINNEST, _ROOM = 100, 8
-"""Largest aspect ratio of pictures passed on unchanged, and the one to which others are padded."""
 
 _TALL = 1.5
 """Ratio of the sides from which RapidOCR turns a box to the left before reading it."""
@@ -84,23 +80,17 @@ class RapidOcrReader:
         return ()
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
-        padded, corner = _with_room(picture)
         # A box may be read with confidence only the other way round.
-        found = self._engine(padded, use_det=True, text_score=0.0)
-        if not isinstance(found, RapidOCROutput):
-            raise TypeError(
-                f"RapidOCR returned a {type(found).__name__}: it found lines but recognised none; "
-                "check the installation with the command `rapidocr check`"
-            )
+        found = self._engine(picture, use_det=True, text_score=0.0)
         if found.boxes is None or found.txts is None:
             return []
         boxes = []
         lines = zip(found.boxes, found.txts, found.scores, found.word_results, strict=True)
         for corners, text, confidence, columns in lines:
-            place = np.asarray(corners, dtype=np.float64) - corner
+            place = np.asarray(corners, dtype=np.float64)
             downwards = np.roll(place, -1, axis=0) if _is_tall(corners) else place
             upright = text_box(text, downwards, _centres(text, columns)), float(confidence)
-            turned = self._read_turned(padded, corners, np.roll(place, 1, axis=0))
+            turned = self._read_turned(picture, corners, np.roll(place, 1, axis=0))
             surest, sureness = surest_reading(upright, turned)
             if sureness >= _LEAST_CONFIDENCE:
                 boxes.append(surest)
@@ -151,20 +141,3 @@ def _centres(text: str, columns: WordInfo) -> Float64[np.ndarray, " letters"]:
     found = np.concatenate(columns.word_cols) + _COLUMN_MIDDLE
     places = np.minimum(found / columns.line_txt_len, 1.0)
     return np.interp(np.arange(len(text)), letters, places, left=0.0, right=1.0)
-
-
-def _with_room(
-    picture: UInt8[np.ndarray, "H W 3"],
-) -> tuple[UInt8[np.ndarray, "H2 W2 3"], tuple[int, int]]:
-    """Pad a strip with black on both sides; RapidOCR would shrink its shorter side to nothing.
-
-    Returns:
-        The padded picture, and (x, y) of the unpadded one in it.
-    """
-    height, width = picture.shape[:2]
-    longer = max(height, width)
-    if longer <= _THINNEST * min(height, width):
-        return picture, (0, 0)
-    rows, columns = (max(0, longer // _ROOM - side) // 2 for side in (height, width))
-    padded = np.pad(picture, ((rows, rows), (columns, columns), (0, 0)))
-    return padded, (columns, rows)

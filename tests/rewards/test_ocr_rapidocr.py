@@ -145,8 +145,6 @@ def drawn_line(
         ("OPENING", 256, 256, 30, 90),
         ("OPENING", 256, 256, 30, -90),
         ("GRAND", 256, 256, 24, 15),
-        # Padded, and shrunk.
-        ("OPEN DAILY", 4096, 32, 24, 0),
     ],
 )
 def test_rapidocr_says_where_each_letter_stands(
@@ -184,21 +182,6 @@ def test_rapidocr_finds_both_scripts_on_a_photographed_can(
     # What stands there besides costs only where that was asked for, and then not everything.
     strict = OcrReward(reader, extra_text_penalty=1.0).score(can, photo).values
     assert 0.4 < strict.item() < 1.0
-
-
-@pytest.mark.parametrize(("width", "height", "size"), [(2048, 16, 12), (4096, 32, 24)])
-def test_rapidocr_reads_long_strips(
-    reader: RapidOcrReader, width: int, height: int, size: int
-) -> None:
-    # It shrinks them to 2,000 pixels, by which a side of 16 becomes 0.
-    image = Image.new("RGB", (width, height), (30, 60, 180))
-    font = ImageFont.load_default(size=size)
-    place = (width // 2, height // 2)
-    ImageDraw.Draw(image).text(place, "OPEN DAILY", fill="white", font=font, anchor="mm")
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-    assert read_texts(reader, pixels) == ["OPEN DAILY"]
-    upright = torch.full((1, 3, width, height), 127, dtype=torch.uint8)
-    assert reader.read(upright) == [[]]
 
 
 def test_rapidocr_knows_the_characters_of_its_model(reader: RapidOcrReader) -> None:
