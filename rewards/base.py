@@ -245,15 +245,6 @@ def stack_compared(
     return torch.stack(compared)
 
 
-def check_side(pixels: UInt8[Tensor, "N 3 H W"], smallest: int) -> None:
-    """Refuse pictures too small for a comparison."""
-    if min(pixels.shape[-2:]) < smallest:
-        raise ValueError(
-            f"images of {_size(pixels)} pixels are too small: each side must have at least "
-            f"{smallest}; give larger images or leave the term out"
-        )
-
-
 def to_unit_range(
     pixels: UInt8[Tensor, "N 3 H W"], device: torch.device
 ) -> Float32[Tensor, "N 3 H W"]:

@@ -16,7 +16,6 @@ from rewards.base import (
     ComparingConfig,
     ComparingReward,
     Reward,
-    check_side,
     compared_picture,
     stack_compared,
     to_unit_range,
@@ -25,9 +24,6 @@ from rewards.parts import Grid, parts_on_grid
 from rewards.types import Prompt, RewardError, Scores, describe_error
 
 Network = Literal["alex", "vgg", "squeeze"]
-
-SMALLEST_SIDES: dict[Network, int] = {"alex": 31, "vgg": 16, "squeeze": 17}
-"""Smallest side in pixels for which a backbone's strides leave any output."""
 
 _UNTRAINED_SEED = 0
 
@@ -72,7 +68,6 @@ class LpipsReward(ComparingReward):
 
     def __init__(self, config: LpipsConfig, device: torch.device) -> None:
         super().__init__(config.against)
-        self._smallest_side = SMALLEST_SIDES[config.network]
         make = _load_pretrained if config.pretrained else _make_untrained
         model = make(config.network)
         self._divisor: int = (
@@ -118,7 +113,6 @@ class LpipsReward(ComparingReward):
 
         This is `lpips.LPIPS.forward`, which does not return maps of a layer's own resolution.
         """
-        check_side(pixels, self._smallest_side)
         device = next(self._model.parameters()).device
         # A group shares its target, which therefore goes through the network once.
         first = compared_picture(prompts[0], self._against)

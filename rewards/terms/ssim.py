@@ -14,14 +14,10 @@ from rewards.base import (
     ComparingConfig,
     ComparingReward,
     Reward,
-    check_side,
     stack_compared,
     to_unit_range,
 )
 from rewards.types import Prompt, Scores
-
-SMALLEST_SIDE = 6
-"""Pixels. The border is mirrored by half a window, 5 pixels next to the outermost one."""
 
 WINDOW, SIGMA = 11, 1.5
 C1, C2 = 0.01**2, 0.03**2
@@ -78,7 +74,6 @@ class SsimReward(ComparingReward):
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Iterator[Float32[Tensor, "1 3 H W"]]:
         """1 - similarity at each pixel of one picture after the other."""
-        check_side(pixels, SMALLEST_SIDE)
         targets = to_unit_range(stack_compared(prompts, pixels, self._against), self._device)
         pictures = to_unit_range(pixels, self._device)
         # One by one: on the CPU, oneDNN's depthwise convolution takes twice as long per picture for
