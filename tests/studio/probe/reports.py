@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glm_grpo.grpo.signal_to_noise import Signal
 from glm_grpo.studio.probe.credit import ProbedCredit
-from glm_grpo.studio.probe.figures import ProbeReport, ProbedDecode, ProbedTerm
+from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
 from rewards.audit import RewardAudit, TermAudit
 
 NAN = float("nan")
