@@ -112,12 +112,14 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             # Other columns may be of any size.
-            columns = [name for name in table.schema_arrow.names if name in READ_FIELDS]
+            names = table.schema_arrow.names
+            columns = [name for name in names if name in READ_FIELDS]
+            others = dict.fromkeys(name for name in names if name not in READ_FIELDS)
             number = 0
             for batch in table.iter_batches(PARQUET_BATCH, columns=columns):
                 for fields in batch.to_pylist():
                     number += 1
-                    yield Row(f"{path}, row {number}", fields, path.parent)
+                    yield Row(f"{path}, row {number}", fields | others, path.parent)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file ({error}); write it again") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,7 @@ from glm_grpo.data.entries import (
     refuse_reserved,
     verify_picture,
 )
-from glm_grpo.data.files import (
-    SOURCE_FIELDS,
-    Row,
-    read_rows,
-)
+from glm_grpo.data.files import READ_FIELDS, SOURCE_FIELDS, TARGET_FIELDS, Row, read_rows
 from glm_grpo.digests import digest
 from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
@@ -179,11 +176,12 @@ def load_prompts(
     """
     entries: list[PromptEntry] = []
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
-    errors, unread = Errors(), set[str]()
+    errors, unread, fields = Errors(), set[str](), set[str]()
     with errors.collecting():
         for position, row in enumerate(read_rows(path)):
             if sources == 0:
                 unread |= {field for field in SOURCE_FIELDS if row.fields.get(field)}
+            fields |= row.fields.keys()
             with errors.collecting():
                 entries.append(checked.entry(row, position))
             if len(errors) == _MOST_ERRORS:
@@ -196,6 +194,12 @@ def load_prompts(
             path,
             field,
         )
+    # A misspelled target or text would leave out terms without a word.
+    kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
+    missing = [field for kind in kinds if fields.isdisjoint(kind) for field in kind]
+    for name in sorted(fields - READ_FIELDS):
+        for meant in difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.82):
+            logger.warning("%s: field %s is not read; did you mean '%s'?", path, repr(name), meant)
     for kind, misfits in checked.misfits.items():
         logger.warning(
             "%s: %d of the %s images hardly fit rollout.width x rollout.height = %d x %d (less "

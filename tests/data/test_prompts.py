@@ -60,6 +60,31 @@ def ids_of_steps(prompt_set: PromptSet, steps: range, per_step: int, seed: int =
     ]
 
 
+def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        {"prompt": "a", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"},
+        {"prompt": "b", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"},
+    ]
+    jsonl = write_rows(folder, *rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    for path in (jsonl, str(folder / "rows.parquet")):
+        caplog.clear()
+        load_prompts(path, height=32, width=32)
+        # Not of what nearly names a field that is there, or one that this run does not read.
+        assert caplog.messages == [f"{path}: field 'tagret' is not read; did you mean 'target'?"]
+    caplog.clear()
+    load_prompts(
+        write_rows(folder, {"prompt": "a", "target": "red.png", "target_img": "x", "Text": "UP"}),
+        height=32,
+        width=32,
+    )
+    assert [said.partition(": ")[2] for said in caplog.messages] == [
+        "field 'Text' is not read; did you mean 'text'?"
+    ]
+
+
 def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(folder: Path) -> None:
     path = write_rows(
         folder,
