@@ -24,6 +24,8 @@ from tests.programs import ROOT, Program, Programs
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
+pytestmark = pytest.mark.long
+
 SOON = 180.0
 """Seconds after which a test gives up on a run."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PROJECT = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "configs", "glm_grpo", "rewards")
 
