@@ -99,7 +99,8 @@ def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
     Raises:
         RuntimeError: The two compute different results.
     """
-    config = tiny_config(prompts=num_prompts, group_size=group_size)
+    # The pseudo-code gives all tokens of an image its advantage.
+    config = tiny_config("advantage.credit=image", prompts=num_prompts, group_size=group_size)
     details = compare_learning(config)
     plain = PlainGrpo(config, stock_pipeline())
     ours = OurStep(config, build_models(config, CPU, needs_reference=True))
