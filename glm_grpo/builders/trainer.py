@@ -57,8 +57,6 @@ def build_trainer(
         total=config.train.steps,
         done=state.step,
         console=console,
-        eval_every=config.train.eval_every,
-        checkpoint_every=config.train.checkpoint_every,
         untrained=next(iter(read_metrics(folder)), None),
     )
     saver = CheckpointSaver(
