@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -43,25 +42,20 @@ MAX_GROUPS = 4
 MAX_SIDE = 256
 """Pixels; larger pictures are scaled down to this longer side."""
 
-_DECIMALS = 6
-"""Decimals of scores; further digits of a float32 are noise that only widens a column."""
+PROJECT_NAME = "glm-grpo"
+"""Project (or experiment) for the run; environment variables may name another."""
+EMPTY_RUN_INFO = RunSection()
+"""Description of a run without name, notes and tags."""
+
 _GAP = 4
 """Pixels of white space between the pictures of a strip."""
-_WHITE = (255, 255, 255)
-
-_PICTURES = {"source", "target", "image"}
+_PICTURES = ("source", "target", "image")
 """Columns of a `PictureTable` that hold pictures."""
 
 Cell = Image.Image | str | float | int | None
 Distributions = Mapping[str, Float32[numpy.ndarray, " PG"]]
 
-PROJECT_NAME = "glm-grpo"
-"""Project (or experiment) for the run; environment variables may name another."""
-
 _logger = logging.getLogger(__name__)
-
-EMPTY_RUN_INFO = RunSection()
-"""Description of a run without name, notes and tags."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +64,26 @@ class PictureTable:
 
     Attributes:
         name: `evaluation` or `rollout`.
-        columns: `prompt_id`, `prompt`, `sample`, `source` and `target` (absent if no prompt has
-            one; a prompt's sources are joined side by side), `image`, `total`, for a step
-            `advantage`, the terms, and `<term> note` for terms with notes.
-        rows: One row per picture, prompt by prompt, with a cell for each column. Missing values are
-            None.
+        rows: A row per picture, prompt by prompt, with cells by column: `prompt_id`, `prompt`,
+            `sample`, `source` (all sources side by side), `target`, `image`, `total`, for a step
+            `advantage`, the terms, and `<term> note`. Missing values are None; a column without any
+            value is left out.
         strips: For each prompt id, or place in the step, its sources, target and samples side by
             side.
     """
 
     name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Sequence[Mapping[str, Cell]]
     strips: Mapping[str, Image.Image]
 
 
 def tabulate(evaluation: Evaluation) -> PictureTable:
     """Tabulate the first `MAX_PROMPTS` prompts with their first `MAX_SAMPLES` pictures."""
+    prompts = evaluation.prompts[:MAX_PROMPTS]
     pixels = evaluation.images.pixels[:MAX_PROMPTS, :MAX_SAMPLES]
     return _tabulate(
         "evaluation",
-        {prompt.prompt_id: prompt for prompt in evaluation.prompts[:MAX_PROMPTS]},
+        {prompt.prompt_id: prompt for prompt in prompts},
         [[(sample, _picture(each)) for sample, each in enumerate(group)] for group in pixels],
         evaluation.rewards,
         {"total": evaluation.totals},
@@ -110,10 +103,12 @@ def tabulate_step(experience: Experience, pictures: Sequence[bytes]) -> PictureT
         order = totals.argsort(descending=True, stable=True).tolist()
         if size > MAX_SAMPLES:
             order = order[: MAX_SAMPLES // 2] + order[-MAX_SAMPLES // 2 :]
-        shown.append([(sample, _read(pictures[group * size + sample])) for sample in order])
+        files = ((sample, pictures[group * size + sample]) for sample in order)
+        shown.append([(sample, _shrink(open_rgb(file))) for sample, file in files])
+    prompts = experience.prompts.prompts[:MAX_GROUPS]
     return _tabulate(
         "rollout",
-        {f"group {place}": each for place, each in enumerate(experience.prompts.prompts, start=1)},
+        {f"group {place}": prompt for place, prompt in enumerate(prompts, start=1)},
         shown,
         experience.rewards,
         {"total": experience.totals, "advantage": experience.advantages.values},
@@ -124,56 +119,48 @@ def _tabulate(
     name: str,
     prompts: Mapping[str, Prompt],
     shown: Sequence[Sequence[tuple[int, Image.Image]]],
-    table: RewardTable,
+    scores: RewardTable,
     figures: Mapping[str, Float32[Tensor, "P G"]],
 ) -> PictureTable:
-    """Tabulate pictures.
-
-    Args:
-        prompts: Prompts by the name of their strip.
-        shown: The samples to show of each of the first prompts, with their pictures.
-        table: Scores of all samples.
-        figures: Further columns, before the scores.
-    """
-    chosen = [(strip, prompts[strip], each) for strip, each in zip(prompts, shown, strict=False)]
-    has_sources = any(prompt.sources for _, prompt, _ in chosen)
-    has_targets = any(prompt.target is not None for _, prompt, _ in chosen)
-    columns = (
-        "prompt_id",
-        "prompt",
-        "sample",
-        *(("source",) if has_sources else ()),
-        *(("target",) if has_targets else ()),
-        "image",
-        *figures,
-        *table.names,
-        *(f"{term} note" for term in table.notes),
-    )
-    rows: list[tuple[Cell, ...]] = []
+    """Tabulate `shown`, samples with their pictures, of prompts by the name of their strip."""
+    rows: list[dict[str, Cell]] = []
     strips = {}
-    for index, (strip, prompt, samples) in enumerate(chosen):
+    for index, (strip, prompt) in enumerate(prompts.items()):
         sources = [_picture(source) for source in prompt.sources]
-        source = _strip(sources) if sources else None
         target = None if prompt.target is None else _picture(prompt.target)
-        images = [image for _, image in samples]
-        strips[strip] = _strip([*sources, *([] if target is None else [target]), *images])
-        for sample, image in samples:
-            pictures = (
-                *((source,) if has_sources else ()),
-                *((target,) if has_targets else ()),
-                image,
+        images = [image for _, image in shown[index]]
+        strips[strip] = _join([*sources, *filter(None, [target]), *images])
+        source = _join(sources) if sources else None
+        applies = scores.is_applicable[index].tolist()
+        for sample, image in shown[index]:
+            raw = zip(scores.names, scores.raw[index, sample].tolist(), applies, strict=True)
+            # Rounded, because further digits of a float32 are noise that only widens a column.
+            rows.append(
+                {
+                    "prompt_id": prompt.prompt_id,
+                    "prompt": prompt.prompt,
+                    "sample": sample,
+                    "source": source,
+                    "target": target,
+                    "image": image,
+                    **{key: round(each[index, sample].item(), 6) for key, each in figures.items()},
+                    **{term: round(score, 6) if on else None for term, score, on in raw},
+                    # A term that does not apply to the prompt has no notes on its pictures.
+                    **{
+                        f"{term} note": groups[index][sample] if groups[index] else None
+                        for term, groups in scores.notes.items()
+                    },
+                }
             )
-            given = (round(each[index, sample].item(), _DECIMALS) for each in figures.values())
-            measures = _measures(table, index, sample)
-            rows.append((prompt.prompt_id, prompt.prompt, sample, *pictures, *given, *measures))
-    return PictureTable(name, columns, tuple(rows), strips)
+    used = [column for column in rows[0] if any(row[column] is not None for row in rows)]
+    return PictureTable(name, [{column: row[column] for column in used} for row in rows], strips)
 
 
 def to_markdown(table: PictureTable) -> str:
     """Format the table without its pictures."""
-    shown = [index for index, name in enumerate(table.columns) if name not in _PICTURES]
-    lines = [[table.columns[index] for index in shown], ["---"] * len(shown)]
-    lines += [[_to_text(row[index]) for index in shown] for row in table.rows]
+    rows = [{key: row[key] for key in row if key not in _PICTURES} for row in table.rows]
+    lines = [[*rows[0]], ["---"] * len(rows[0])]
+    lines += [[_to_text(cell) for cell in row.values()] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -184,38 +171,18 @@ def _to_text(cell: Cell) -> str:
     return "" if cell is None else " ".join(str(cell).split()).replace("|", "\\|")
 
 
-def _measures(table: RewardTable, index: int, sample: int) -> list[Cell]:
-    """Score of every term, and notes, for one picture."""
-    scores = table.raw[index, sample].tolist()
-    applies = table.is_applicable[index].tolist()
-    notes = [groups[index] for groups in table.notes.values()]
-    return [
-        *(
-            round(score, _DECIMALS) if is_on else None
-            for score, is_on in zip(scores, applies, strict=True)
-        ),
-        # A term that does not apply to the prompt has no notes on its pictures.
-        *(group[sample] if group else None for group in notes),
-    ]
-
-
 def _picture(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
-    return _small(Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()))
+    return _shrink(Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()))
 
 
-def _read(content: bytes) -> Image.Image:
-    return _small(open_rgb(content))
-
-
-def _small(image: Image.Image) -> Image.Image:
-    # Keeps the proportions; smaller pictures stay unchanged.
+def _shrink(image: Image.Image) -> Image.Image:
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     return image
 
 
-def _strip(pictures: list[Image.Image]) -> Image.Image:
+def _join(pictures: Sequence[Image.Image]) -> Image.Image:
     width = sum(picture.width for picture in pictures) + _GAP * (len(pictures) - 1)
-    strip = Image.new("RGB", (width, max(picture.height for picture in pictures)), _WHITE)
+    strip = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
     left = 0
     for picture in pictures:
         strip.paste(picture, (left, 0))
@@ -242,8 +209,8 @@ class Trackers:
     """Trackers by name, started at the first step that is logged.
 
     Args:
-        folder: Folder of the run. It also stores the ids of the trackers' runs, so that a resumed
-            run continues them.
+        folder: Folder of the run. It also stores the id of the run in W&B, so that a resumed run
+            continues it.
         config: The resolved configuration.
         about: Name, notes and tags, for TensorBoard and W&B.
     """
@@ -255,29 +222,28 @@ class Trackers:
         config: Mapping[str, Any],
         about: RunSection = EMPTY_RUN_INFO,
     ) -> None:
-        self._about = about
-        self._waiting = tuple(dict.fromkeys(names))
+        self._names = tuple(dict.fromkeys(names))
         self._folder = folder
         self._config = config
-        self._started: dict[str, tuple[_Started, ExitStack]] = {}
+        self._about = about
+        self._started: dict[str, GeneralTracker] | None = None
         self._failed: set[str] = set()
-        self._goes_on_after = -1
+        self._first_step = 0
+        self._ending = ExitStack()
 
     def go_on_after(self, step: int) -> None:
         """Announce that the run resumes: everything logged after `step` is logged again."""
-        self._goes_on_after = step
+        self._first_step = step + 1
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Forward the finite values of a step."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self._for_each(lambda started: started.tracker.log(finite, step=step))
+        self._for_each(lambda tracker: tracker.log(finite, step=step))
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
         """Show evaluation prompts with pictures, scores and notes in TensorBoard and W&B."""
-        if not (self._waiting or self._started):
-            return
-        table = tabulate(evaluation)
-        self._for_each(lambda started: started.show(table, evaluation.step))
+        if self._names:
+            self._show(tabulate(evaluation), {}, evaluation.step)
 
     def log_groups(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
         """Show groups of a step, and the distribution of its rewards and advantages.
@@ -286,50 +252,83 @@ class Trackers:
             experience: Experience of the step; its pixels are not read.
             pictures: Its images as PNG files, group by group.
         """
-        if not (self._waiting or self._started):
-            return
-        table = tabulate_step(experience, pictures)
         values = {
             "rollout/reward": experience.totals.flatten().cpu().numpy(),
             "rollout/advantage": experience.advantages.values.flatten().cpu().numpy(),
         }
-
-        def show(started: _Started) -> None:
-            started.show(table, step)
-            started.show_distributions(values, step)
-
-        self._for_each(show)
+        if self._names:
+            self._show(tabulate_step(experience, pictures), values, step)
 
     def close(self) -> None:
         """Finish the uploads and files of every tracker."""
-        for name, (_, ending) in self._started.items():
-            with self._only_warning(name):
-                ending.close()
-        self._started = {}
+        with self._ending:
+            # One that never started is not started now.
+            self._started = self._started or {}
+            self._for_each(lambda tracker: tracker.finish())
+            self._started = {}
 
-    def _for_each(self, act: Callable[[_Started], object]) -> None:
+    def _show(self, table: PictureTable, values: Distributions, step: int) -> None:
+        def show(tracker: GeneralTracker) -> None:
+            if isinstance(tracker, _TensorBoard | _WandB):
+                tracker.show(table, values, step)
+
+        self._for_each(show)
+
+    def _for_each(self, act: Callable[[GeneralTracker], object]) -> None:
         # Started only now, because TensorBoard needs to know the step from which to overwrite.
-        for name in self._waiting:
+        if self._started is None:
+            self._started = {}
+            for name in self._names:
+                with self._only_warning(name):
+                    self._started[name] = self._start(name)
+        for name, tracker in self._started.items():
             with self._only_warning(name):
-                self._started[name] = self._start(name)
-        self._waiting = ()
-        for name, (started, _) in self._started.items():
-            with self._only_warning(name):
-                act(started)
+                act(tracker)
 
-    def _start(self, name: str) -> tuple[_Started, ExitStack]:
-        run_ids = read_run_ids(self._folder)
-        run_id = run_ids.get(name)
-        with ExitStack() as stack:
-            run = _Run(name, self._folder, self._goes_on_after + 1, run_id, self._about)
-            started = _STARTERS.get(name, _other)(run, stack)
-            # A resumed run already has its configuration.
-            if run_id is None:
-                started.tracker.store_init_configuration(_plain(self._config))
-            if started.run_id not in (None, run_id):
-                content = json.dumps({**run_ids, name: started.run_id}, indent=1)
-                write_atomically(self._folder.tracker_ids_path, content.encode())
-            return started, stack.pop_all()
+    def _start(self, name: str) -> GeneralTracker:
+        if name == "tensorboard":
+            tracker = _TensorBoard(name, self._folder.path, purge_step=self._first_step)
+            tracker.start()
+            said = filter(None, [self._about.name, self._about.notes, ", ".join(self._about.tags)])
+            if text := "\n\n".join(said):
+                tracker.writer.add_text("run", text, self._first_step)
+        elif name == "wandb":
+            tracker = self._start_wandb()
+        else:
+            chosen = LOGGER_TYPE_TO_CLASS[name]
+            place = [self._folder.path] if chosen.requires_logging_directory else []
+            tracker = chosen(PROJECT_NAME, *place)
+            tracker.start()
+        # In the plain types that all trackers accept.
+        plain = {
+            key: value if isinstance(value, bool | int | float) else str(value)
+            for key, value in flatten(self._config).items()
+        }
+        tracker.store_init_configuration(plain)
+        return tracker
+
+    def _start_wandb(self) -> _WandB:
+        folder, about = self._folder, self._about
+        folder.path.mkdir(parents=True, exist_ok=True)
+        options = {
+            "id": ("WANDB_RUN_ID", read_run_ids(folder).get("wandb")),
+            "resume": ("WANDB_RESUME", "allow"),
+            "name": ("WANDB_NAME", about.name or "-".join(folder.path.absolute().parts[-2:])),
+            "notes": ("WANDB_NOTES", about.notes),
+            "tags": ("WANDB_TAGS", about.tags or None),
+            "dir": ("WANDB_DIR", str(folder.path)),
+        }
+        # Arguments would override the environment variables that users set.
+        free = {key: value for key, (name, value) in options.items() if name not in os.environ}
+        if "WANDB_DATA_DIR" not in os.environ:
+            # Pictures of tables wait there until they are uploaded, which may be on another day.
+            os.environ["WANDB_DATA_DIR"] = str(folder.path / "wandb/data")
+            self._ending.callback(os.environ.pop, "WANDB_DATA_DIR")
+        tracker = _WandB(os.environ.get("WANDB_PROJECT", PROJECT_NAME), **free)
+        tracker.start()
+        ids = json.dumps({"wandb": tracker.tracker.id}, indent=1)
+        write_atomically(folder.tracker_ids_path, ids.encode())
+        return tracker
 
     @contextmanager
     def _only_warning(self, name: str) -> Iterator[None]:
@@ -348,184 +347,32 @@ class Trackers:
             self._failed.add(name)
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Flatten nested settings to `section.key`, in the plain types that all trackers accept."""
-    return {
-        key: value if isinstance(value, bool | int | float) else str(value)
-        for key, value in flatten(values).items()
-    }
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What a tracker needs to know to start.
-
-    Attributes:
-        tracker: Accelerate's name for it.
-        step: First step that a killed run may already have logged.
-        id: Tracker's id of the run to continue; None for a new run.
-        about: Name, notes and tags.
-    """
-
-    tracker: str
-    folder: RunFolder
-    step: int
-    id: str | None
-    about: RunSection
-
-    @property
-    def place(self) -> str:
-        """Last two parts of the run folder's path, usually date and time."""
-        return "-".join(self.folder.path.absolute().parts[-2:])
-
-    @property
-    def label(self) -> str:
-        """Name of the run for people."""
-        return self.about.name or self.place
-
-
-def _show_nothing(_shown: object, _step: int) -> None:
-    """Show function of trackers that only take metrics."""
-
-
-@dataclass(frozen=True)
-class _Started:
-    """A tracker that is ready to take metrics.
-
-    Attributes:
-        run_id: Tracker's id of the run, with which it can be continued; None if it cannot.
-        show: Shows pictures at a step.
-        show_distributions: Shows histograms of values at a step.
-    """
-
-    tracker: GeneralTracker
-    run_id: str | None = None
-    show: Callable[[PictureTable, int], None] = _show_nothing
-    show_distributions: Callable[[Distributions, int], None] = _show_nothing
-
-
-def _begin(tracker: GeneralTracker, ending: ExitStack) -> None:
-    tracker.start()
-    ending.callback(tracker.finish)
-
-
-def _other(run: _Run, ending: ExitStack) -> _Started:
-    tracker_class = LOGGER_TYPE_TO_CLASS[run.tracker]
-    has_folder = tracker_class.requires_logging_directory
-    folder = {"logging_dir": run.folder.path} if has_folder else {}
-    tracker = tracker_class(PROJECT_NAME, **folder)
-    _begin(tracker, ending)
-    return _Started(tracker)
-
-
 class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
-    """Keeps the configuration in the run's own file; accelerate writes two folders for it.
-
-    TensorBoard would list them as further runs.
-    """
-
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """See `TensorBoardTracker`."""
+        """Keep the configuration in the run's own file.
+
+        accelerate writes two folders for it, which TensorBoard would list as further runs.
+        """
         summary_module = importlib.import_module("torch.utils.tensorboard.summary")
         for summary in summary_module.hparams(values, {}):
             self.writer.file_writer.add_summary(summary)
 
-
-def _tensorboard(run: _Run, ending: ExitStack) -> _Started:
-    directory = run.folder.tensorboard_dir
-    # A resumed run repeats steps: this makes TensorBoard hide what it had from `step` on.
-    tracker = _TensorBoard(directory.name, directory.parent, purge_step=run.step)
-
-    def show(table: PictureTable, step: int) -> None:
-        writer = tracker.tracker
+    def show(self, table: PictureTable, values: Distributions, step: int) -> None:
         for name, strip in table.strips.items():
             pixels = numpy.asarray(strip)
-            writer.add_image(f"{table.name}/{name}", pixels, step, dataformats="HWC")
-        writer.add_text(f"{table.name}/table", to_markdown(table), step)
-        writer.flush()
-
-    def show_distributions(values: Distributions, step: int) -> None:
+            self.writer.add_image(f"{table.name}/{name}", pixels, step, dataformats="HWC")
+        self.writer.add_text(f"{table.name}/table", to_markdown(table), step)
         for name, each in values.items():
-            tracker.tracker.add_histogram(name, each, step)
-
-    ending.enter_context(_writing_threads_quiet())
-    _begin(tracker, ending)
-    said = [run.about.name, run.about.notes, ", ".join(run.about.tags)]
-    if any(said):
-        tracker.tracker.add_text("run", "\n\n".join(filter(None, said)), run.step)
-    return _Started(tracker, show=show, show_distributions=show_distributions)
+            self.writer.add_histogram(name, each, step)
+        self.writer.flush()
 
 
-def _wandb(run: _Run, ending: ExitStack) -> _Started:
-    wandb = importlib.import_module("wandb")
-    # Arguments would override the environment variables that users set.
-    options = {
-        "id": ("WANDB_RUN_ID", run.id),
-        "resume": ("WANDB_RESUME", "allow"),
-        "name": ("WANDB_NAME", run.label),
-        "notes": ("WANDB_NOTES", run.about.notes),
-        "tags": ("WANDB_TAGS", run.about.tags or None),
-        "dir": ("WANDB_DIR", str(run.folder.path)),
-    }
-    arguments = {
-        name: value for name, (variable, value) in options.items() if variable not in os.environ
-    }
-    run.folder.path.mkdir(parents=True, exist_ok=True)
-    tracker = WandBTracker(os.environ.get("WANDB_PROJECT", PROJECT_NAME), **arguments)
-
-    def show(table: PictureTable, step: int) -> None:
-        rows = _with_pictures(table, wandb.Image)
-        tracker.log({table.name: wandb.Table(columns=list(table.columns), data=rows)}, step=step)
-
-    def show_distributions(values: Distributions, step: int) -> None:
-        tracker.log({name: wandb.Histogram(each) for name, each in values.items()}, step=step)
-
-    # Pictures of tables wait there until they are uploaded, which may be on another day.
-    ending.enter_context(_defaults(WANDB_DATA_DIR=run.folder.path / "wandb/data"))
-    _begin(tracker, ending)
-    return _Started(tracker, tracker.tracker.id, show, show_distributions)
-
-
-_STARTERS: Mapping[str, Callable[[_Run, ExitStack], _Started]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-}
-
-
-@contextmanager
-def _defaults(**variables: object) -> Iterator[None]:
-    """Set unset environment variables, and unset them again afterwards, for further runs."""
-    ours = {name: str(value) for name, value in variables.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _writing_threads_quiet() -> Iterator[None]:
-    """Suppress tracebacks of TensorBoard's threads: the next call raises the error that ended them.
-
-    A full disk is one such error.
-    """
-    usual = threading.excepthook
-
-    def hook(ended: threading.ExceptHookArgs) -> None:
-        if not type(ended.thread).__module__.startswith("tensorboard."):
-            usual(ended)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = usual
-
-
-def _with_pictures(table: PictureTable, wrap: Callable[[Image.Image], Any]) -> list[list[Any]]:
-    """Rows with every picture in the form that the tracker needs."""
-    return [
-        [wrap(cell) if isinstance(cell, Image.Image) else cell for cell in row]
-        for row in table.rows
-    ]
+class _WandB(WandBTracker):  # type: ignore[misc]
+    def show(self, table: PictureTable, values: Distributions, step: int) -> None:
+        wandb = importlib.import_module("wandb")
+        rows = [
+            [wandb.Image(cell) if isinstance(cell, Image.Image) else cell for cell in row.values()]
+            for row in table.rows
+        ]
+        self.log_table(table.name, columns=[*table.rows[0]], data=rows, step=step)
+        self.log({name: wandb.Histogram(each) for name, each in values.items()}, step=step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import logging
 import math
 import os
 import time
@@ -25,8 +24,7 @@ from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.run import trackers as trackers_module
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder, encode
-from glm_grpo.run.tables import read_metrics
+from glm_grpo.run.recorder import encode
 from glm_grpo.run.trackers import Trackers, check_trackers
 from glm_grpo.types import Advantages, Evaluation, Experience, PromptBatch, Rollout
 
@@ -63,10 +61,6 @@ def skip_without(package: str) -> None:
     """Does not import it, which has effects of its own."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-
-
-def make_recorder(path: Path, *trackers: str) -> Recorder:
-    return Recorder(RunFolder(path), trackers=trackers, config=CONFIG, combine="weighted_sum")
 
 
 def log_run(path: Path, name: str, evaluation: Evaluation) -> None:
@@ -135,24 +129,6 @@ def test_tensorboard_receives_finite_values_and_a_resumed_run_overwrites(logged)
     for name in NAMES:
         scalars = [(event.step, event.value) for event in events.Scalars(name)]
         assert scalars == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5)]
-
-
-def test_tensorboard_keeps_a_step_whose_evaluation_alone_is_made_up_for(
-    tmp_path: Path, make_evaluation
-) -> None:
-    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG)
-    for step in (1, 2, 3):
-        trackers.log(step, {"reward/mean": float(step)})
-    trackers.close()
-    resumed = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG)
-    resumed.go_on_after(2)
-    resumed.log_evaluation(replace(make_evaluation(), step=2))
-    resumed.log(2, {"eval/total": 0.5})
-    resumed.close()
-
-    events = read_events(tmp_path)
-    assert [event.step for event in events.Scalars("reward/mean")] == [1, 2]
-    assert [event.step for event in events.Scalars("eval/total")] == [2]
 
 
 def test_tensorboard_shows_a_strip_a_prompt_and_a_table_of_scores_and_notes(logged) -> None:
@@ -238,26 +214,30 @@ def test_wandb_does_as_the_environment_says(
     assert [path.name for path in wandb_files(tmp_path)] == ["run-mine.wandb"]
 
 
-class BrokenTracker(GeneralTracker):  # type: ignore[misc]
-    name = "broken"
+class PlainTracker(GeneralTracker):  # type: ignore[misc]
+    """Of a user's own, registered with accelerate: takes metrics, knows no pictures."""
+
+    name = "plain"
     requires_logging_directory = False
     tracker = None
+    logged: list[int | None] = []  # noqa: RUF012 - one list for all that are made
 
     def __init__(self, project: str) -> None:
         super().__init__()
-        self.configs: list[dict[str, Any]] = []
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.configs.append(values)
         assert values["train.seed"] == 1
 
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        self.logged.append(step)
+
+
+class BrokenTracker(PlainTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
         raise ConnectionError("unreachable")
 
 
-class UnstartableTracker(BrokenTracker):
-    name = "unstartable"
-
+class UnstartableTracker(PlainTracker):
     def start(self) -> None:
         raise PermissionError("no such key")
 
@@ -270,33 +250,19 @@ class UnstartableTracker(BrokenTracker):
     ],
 )
 def test_a_failing_tracker_warns_once_and_stops_nothing(
-    tracker: type[BrokenTracker],
+    tracker: type[PlainTracker],
     reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, tracker.name, tracker)
-    recorder = make_recorder(tmp_path, tracker.name)
-    with caplog.at_level(logging.WARNING):
-        for step in (1, 2):
-            recorder.record_step(step, {"reward/mean": 0.5})
-            recorder.track_step(step, {"reward/mean": 0.5})
-        recorder.close()
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == 1
-    assert reason in warnings[0]
-    assert len(read_metrics(RunFolder(tmp_path))) == 2
-
-
-class PlainTracker(BrokenTracker):
-    """Of a user's own, registered with accelerate: takes metrics, knows no pictures."""
-
-    name = "plain"
-    logged: list[int | None] = []  # noqa: RUF012 - one list for all that are made
-
-    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        self.logged.append(step)
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "plain", tracker)
+    trackers = Trackers(("plain",), RunFolder(tmp_path), CONFIG)
+    for step in (1, 2):
+        trackers.log(step, {"reward/mean": 0.5})
+    trackers.close()
+    (warning,) = caplog.messages
+    assert reason in warning
 
 
 def test_other_trackers_get_metrics_and_no_pictures(
@@ -306,27 +272,6 @@ def test_other_trackers_get_metrics_and_no_pictures(
     log_run(tmp_path, "plain", make_evaluation())
 
     assert PlainTracker.logged == [0, 1, 2]
-
-
-class ForgetfulTracker(PlainTracker):
-    """Refuses its configuration."""
-
-    finished: list[str] = []  # noqa: RUF012 - one list for all that are made
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        raise ValueError("too long")
-
-    def finish(self) -> None:
-        self.finished.append(self.name)
-
-
-def test_a_tracker_that_fails_while_it_starts_is_finished(
-    tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "plain", ForgetfulTracker)
-    log_run(tmp_path, "plain", make_evaluation())
-
-    assert ForgetfulTracker.finished == ["plain"]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
