@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy
 import numpy as np
 import pandas
-import pyarrow
 import torch
 from jaxtyping import Float32
+from scipy.stats import bootstrap
 from torch import Tensor
 
-from glm_grpo.errors import GlmGrpoError, StorageError
+from glm_grpo.errors import GlmGrpoError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
 from rewards.terms.ocr import OCR, OCR_EXACT
 
-RESAMPLES_AT_ONCE = 1_000
+_RESAMPLES_AT_ONCE = 1_000
 """Limits the memory of resampling to this many rows of N indices."""
-
 _BOOTSTRAP_SEED = 0
-_COLUMNS = ("step", "prompt_id", RAW, "total")
 
 FEWEST_PROMPTS = 10
 """With fewer there is no interval: a bootstrap of a handful of differences is far too narrow."""
@@ -36,8 +33,7 @@ class Interval:
 
     Attributes:
         mean_difference: Mean of after - before.
-        low: Lower end of the interval; NaN with fewer than `FEWEST_PROMPTS`.
-        high: Upper end of the interval; NaN likewise.
+        low: NaN with fewer than `FEWEST_PROMPTS`, as `high`.
     """
 
     mean_difference: float
@@ -62,49 +58,22 @@ def paired_bootstrap(
     Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), sections 8.3 and 13.3.
 
     Args:
-        before: One finite score per prompt.
+        before: One score per prompt, at least two.
         after: One score for the same prompts in the same order.
         confidence: Nominal coverage of the interval, in (0, 1).
-        resamples: Number of resampled means, >= 1.
-
-    Returns:
-        The mean difference and its interval, which has width 0 for a single prompt.
-
-    Raises:
-        ValueError: There are no prompts, a value is not finite, or an argument is out of range.
+        resamples: Number of resampled means.
     """
-    _check_arguments(before, after, confidence=confidence, resamples=resamples)
     differences = (after.double() - before.double()).cpu().numpy()
-    generator = np.random.default_rng(seed)
-    means = []
-    for start in range(0, resamples, RESAMPLES_AT_ONCE):
-        rows = min(RESAMPLES_AT_ONCE, resamples - start)
-        drawn = generator.integers(len(differences), size=(rows, len(differences)))
-        means.append(differences[drawn].mean(axis=1))
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(np.concatenate(means), [tail, 1.0 - tail])
-    return Interval(mean_difference=float(differences.mean()), low=float(low), high=float(high))
-
-
-def _check_arguments(
-    before: Float32[Tensor, " N"],
-    after: Float32[Tensor, " N"],
-    *,
-    confidence: float,
-    resamples: int,
-) -> None:
-    if len(before) != len(after) or len(before) == 0:
-        raise ValueError(
-            f"{len(before)} scores before and {len(after)} after: pass one score per prompt, for "
-            "the same prompts, at least one"
-        )
-    for name, scores in (("before", before), ("after", after)):
-        for (row,) in (~torch.isfinite(scores)).nonzero().tolist():
-            raise ValueError(f"{name}[{row}] is {scores[row].item()}: scores must be finite")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence}: must be between 0 and 1, for instance 0.95")
-    if resamples < 1:
-        raise ValueError(f"resamples {resamples}: must be 1 or more; 10000 is usual")
+    found = bootstrap(
+        (differences,),
+        np.mean,
+        n_resamples=resamples,
+        batch=_RESAMPLES_AT_ONCE,
+        confidence_level=confidence,
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(float(differences.mean()), low=float(found.low), high=float(found.high))
 
 
 def gain_over_prompts(before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> Interval:
@@ -112,10 +81,10 @@ def gain_over_prompts(before: Float32[Tensor, " N"], after: Float32[Tensor, " N"
 
     Arguments as in `paired_bootstrap`.
     """
-    gain = paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
     if len(before) < FEWEST_PROMPTS:
-        return replace(gain, low=math.nan, high=math.nan)
-    return gain
+        mean = (after.double() - before.double()).mean().item()
+        return Interval(mean, low=math.nan, high=math.nan)
+    return paired_bootstrap(before, after, seed=_BOOTSTRAP_SEED)
 
 
 def summarise(folder: RunFolder) -> list[SummaryRow]:
@@ -126,7 +95,7 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     With an OCR term, `OCR_EXACT` follows it. Empty if there are fewer than two evaluations.
 
     Raises:
-        StorageError: An evaluation cannot be read, or the two have different terms.
+        StorageError: An evaluation cannot be read.
     """
     summary = summarise_until(folder, None)
     return [] if summary is None else summary.rows
@@ -140,7 +109,7 @@ def untrained_means(folder: RunFolder) -> dict[str, float]:
     first = first_run(folder)
     if first is None:
         return {}
-    means: dict[str, float] = _stored_means(read_evaluation(first, 0, _COLUMNS)).mean().to_dict()
+    means: dict[str, float] = _prompt_means(first, 0).mean().to_dict()
     return means
 
 
@@ -189,61 +158,31 @@ class Summary:
 def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
     """Like `summarise`, comparing the first evaluation with the last one up to a step.
 
-    Args:
-        last_step: Last step to consider; None: no limit.
-
     Returns:
         The summary; None if there are fewer than two evaluations.
-
-    Raises:
-        StorageError: As for `summarise`.
     """
     steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
     if len(steps) < 2:
         return None
-    ends = (read_evaluation(folder, step, _COLUMNS) for step in (steps[0], steps[-1]))
-    before, after = map(_stored_means, ends)
-    odd = sorted({*before.columns} ^ {*after.columns})
-    if odd:
-        raise StorageError(
-            f"{folder.evaluation_path(steps[0])} and {folder.evaluation_path(steps[-1])} do not "
-            f"have scores for the same terms ({', '.join(odd)} in one of them); restore the "
-            "originals from a copy"
-        )
-    return Summary(_compare(before, after), step=steps[-1], prompts=len(before))
-
-
-def _compare(before: pandas.DataFrame, after: pandas.DataFrame) -> list[SummaryRow]:
+    before, after = (_prompt_means(folder, step) for step in (steps[0], steps[-1]))
     rows = []
     for name in after.columns:
-        pairs = pandas.concat([before[name], after[name]], axis=1).dropna().to_numpy(numpy.float32)
-        if len(pairs) > 0:
-            rows.append(_row(name, torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])))
-    return rows
+        pairs = pandas.concat([before[name], after[name]], axis=1).dropna().to_numpy(np.float32)
+        if len(pairs) == 0:
+            continue
+        first, last = torch.from_numpy(pairs).unbind(dim=1)
+        gain = gain_over_prompts(first, last)
+        means = first.mean().item(), last.mean().item()
+        rows.append(SummaryRow(name, *means, gain.mean_difference, gain.low, gain.high))
+    return Summary(rows, step=steps[-1], prompts=len(before))
 
 
-def _stored_means(table: pyarrow.Table) -> pandas.DataFrame:
-    frame = table.to_pandas()
+def _prompt_means(folder: RunFolder, step: int) -> pandas.DataFrame:
+    """Mean over each prompt's samples: a row per prompt, a column per term, the total last."""
+    frame = read_evaluation(folder, step, ("prompt_id", RAW, "total")).to_pandas()
     names = [name for name in frame.columns if name.startswith(RAW)]
     scores = frame[[*names, "total"]].rename(columns=lambda name: name.removeprefix(RAW))
-    return _prompt_means(scores, frame["prompt_id"])
-
-
-def _prompt_means(scores: pandas.DataFrame, prompt_ids: pandas.Series) -> pandas.DataFrame:
-    """Mean over each prompt's samples: a row per prompt, a column per term, the total last."""
     if OCR in scores:
         exact = (scores[OCR] == 1).astype(float).where(scores[OCR].notna())
         scores.insert(scores.columns.get_loc(OCR) + 1, OCR_EXACT, exact)
-    return scores.groupby(prompt_ids, sort=False).mean()
-
-
-def _row(name: str, before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> SummaryRow:
-    interval = gain_over_prompts(before, after)
-    return SummaryRow(
-        name=name,
-        before=before.mean().item(),
-        after=after.mean().item(),
-        difference=interval.mean_difference,
-        low=interval.low,
-        high=interval.high,
-    )
+    return scores.groupby(frame["prompt_id"], sort=False).mean()

@@ -145,7 +145,7 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
         other.picture(f"images/sources/{first}-0.png"),
         torch.zeros(3, SIDE, SIDE, dtype=torch.uint8),
     )
-    with pytest.raises(ConfigError, match="is not the same source image as"):
+    with pytest.raises(ConfigError, match="is not the same image as"):
         compare([folder.path, other.path], weights=None)
 
 

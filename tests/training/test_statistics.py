@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -37,23 +36,8 @@ def test_paired_bootstrap_agrees_with_the_normal_approximation_on_many_prompts()
     assert interval.high == pytest.approx(mean + half, abs=0.06 * half)
 
 
-def test_paired_bootstrap_swaps_its_ends_when_before_and_after_swap() -> None:
-    generator = np.random.default_rng(1)
-    before = torch.from_numpy(generator.random(12, dtype=np.float32))
-    after = torch.from_numpy(generator.random(12, dtype=np.float32))
-    forward = paired_bootstrap(before, after, seed=4)
-    backward = paired_bootstrap(after, before, seed=4)
-    assert forward.low == pytest.approx(-backward.high)
-    assert forward.high == pytest.approx(-backward.low)
-
-
 def test_paired_bootstrap_depends_on_its_seed_alone() -> None:
     before, after = torch.zeros(9), torch.arange(9.0)
     assert paired_bootstrap(before, after, seed=1) == paired_bootstrap(before, after, seed=1)
     few = [paired_bootstrap(before, after, resamples=50, seed=seed) for seed in range(5)]
     assert len(set(few)) > 1
-
-
-def test_paired_bootstrap_refuses_scores_that_are_not_finite() -> None:
-    with pytest.raises(ValueError, match=r"after\[1\] is nan"):
-        paired_bootstrap(torch.zeros(2), torch.tensor([0.0, math.nan]), seed=0)

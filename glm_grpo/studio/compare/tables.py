@@ -11,11 +11,11 @@ from glm_grpo.run.summaries import Interval
 from glm_grpo.studio.compare.comparison import Comparison
 
 IN_SPREADS = "scores minus the untrained model's mean, in units of its std"
-"""What totals of `normalize_then_sum` are made of, in evaluations."""
+"""Unit of totals under `normalize_then_sum`."""
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """What there is to say of runs: settings, totals and terms."""
+    """Tabulate settings, totals and terms of the runs."""
     runs = list(enumerate(comparison.runs, start=1))
     settings = tuple(
         (
@@ -78,7 +78,7 @@ def _note_on_starts(comparison: Comparison) -> str:
 
 
 def comparison_json(comparison: Comparison) -> str:
-    """Write the same figures as one JSON object, as `glm-grpo compare --json` prints them."""
+    """Format the same figures as one JSON object, for `glm-grpo compare --json`."""
     return TypeAdapter(Comparison).dump_json(comparison, indent=1).decode()
 
 
