@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from glm_grpo.studio.gallery.report import show_change
 from glm_grpo.output import describe_bytes, printable
-from glm_grpo.run.figures import NO_VALUE, Table, show_change
+from glm_grpo.run.figures import show_change
 
 logger = logging.getLogger(__name__)
 
