@@ -1,4 +1,4 @@
-"""Before and after: what a run was and changed, and the prompts that changed most and least."""
+"""Write the page "before and after": settings of a run, changes of scores, and three prompts."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Case:
     """One held-out prompt, chosen by how much it changed.
 
     Attributes:
-        heading: Which of the chosen ones.
-        change: Mean total of the last evaluation less that of the first.
-        decode_seed: Seed of the noise from which the decoder began all pictures of the prompt.
+        heading: Why it was chosen.
+        change: Mean total of the last evaluation minus that of the first.
+        decode_seed: Seed of the initial noise of all its pictures.
         pictures: Sources, target, every sample before, and the same after.
     """
 
@@ -72,17 +72,16 @@ class Case:
 
 
 def choose_cases(changes: Mapping[str, float]) -> dict[str, str]:
-    """Which prompts are shown, by rule and not by hand.
+    """Choose the prompts to show by rule: best, median and worst change.
 
-    Prompts in order of their change, those that are equal in the order given: the first, the last,
-    and the one in the middle; of an even number, the one of the two in the middle that changed
-    for the worse. Two prompts have no one between them, and a single one is all there is.
+    Of an even number, the median is the worse one of the two in the middle. Two prompts have no
+    median.
 
     Args:
-        changes: By prompt id.
+        changes: Changes by prompt id.
 
     Returns:
-        Heading -> prompt id.
+        Prompt ids by heading.
     """
     ordered = sorted(changes, key=lambda prompt_id: changes[prompt_id], reverse=True)
     if not ordered:
@@ -96,10 +95,10 @@ def choose_cases(changes: Mapping[str, float]) -> dict[str, str]:
 def read_cases(
     folder: RunFolder, steps: Sequence[int], readers: Mapping[str, bool]
 ) -> tuple[tuple[Case, ...], int, str | None]:
-    """The chosen prompts, the number of those that both evaluations have, and a problem.
+    """Read the chosen prompts, the number of prompts in both evaluations, and a problem if any.
 
     Args:
-        readers: OCR terms by name, and whether case counts.
+        readers: OCR terms by name, and whether they are case-sensitive.
     """
     if len(steps) < 2:
         return (), 0, None
@@ -107,7 +106,7 @@ def read_cases(
         before, after = (_rows_by_prompt(folder, step) for step in (steps[0], steps[-1]))
     except StorageError as error:
         return (), 0, describe(error, folder)
-    # Others, where the held-out prompts were changed between the two, have no pair.
+    # Prompts of one evaluation only, as when the held-out prompts were changed, have no pair.
     changes = {
         prompt_id: _mean_total(after[prompt_id]) - _mean_total(rows)
         for prompt_id, rows in before.items()

@@ -18,16 +18,15 @@ SMALL_WIDTH = 256
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture with what is said about it.
+    """A picture with a caption.
 
     Attributes:
-        label: What it is.
-        source: Its address, relative to the page; None when the picture is gone.
-        link: Where it leads to; None for the picture itself.
+        source: Address relative to the page; None if the picture is missing.
+        link: Target of a click; None: the picture itself.
         is_small: Enlarged with sharp edges.
         scores: Name and figure of each line.
-        texts: That were to appear.
-        readings: What OCR terms read, by name, in pieces that are right or wrong.
+        texts: Texts that should appear.
+        readings: Readings of OCR terms by name, in pieces that are right or wrong.
     """
 
     label: str
@@ -46,7 +45,7 @@ def copy_tile(
     label: str,
     scores: tuple[tuple[str, str], ...] = (),
 ) -> Tile:
-    """A tile of a small copy of a picture, `pictures/NAME.webp` beside the page.
+    """Make a tile with a small copy of a picture, `pictures/NAME.webp` beside the page.
 
     Raises:
         StorageError: The copy cannot be written.
@@ -61,11 +60,7 @@ def copy_tile(
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of one prompt, or of another subject.
-
-    Attributes:
-        texts: That should appear.
-    """
+    """Pictures of one prompt or subject; `texts` are those that should appear in them."""
 
     prompt: str
     tiles: tuple[Tile, ...]
@@ -74,30 +69,16 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Report:
-    """What a page shows, from top to bottom.
-
-    Attributes:
-        title: Title of the page.
-        summary: Its first paragraphs.
-        pictures: None or more.
-        about_pictures: Above them.
-    """
+    """A page: tables, then pictures below a sentence about them."""
 
     title: str
-    summary: tuple[str, ...]
     tables: Sequence[Table]
     pictures: Sequence[Pictures] = ()
     about_pictures: str = ""
 
 
 def write_report(report: Report, directory: Path) -> Path:
-    """Write `index.html` of a report, which needs no network, no server and no script.
-
-    Args:
-        directory: Made where it does not exist.
-
-    Returns:
-        The path of the page.
+    """Write `index.html`, which needs no network, no server and no script; returns its path.
 
     Raises:
         StorageError: The page cannot be written.

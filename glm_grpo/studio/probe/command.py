@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenProbe:
-    """What a probe has for the terminal."""
+    """Tables of a probe for the terminal, and its page."""
 
     tables: list[Table]
     page: Path
@@ -51,11 +51,11 @@ def probe_config(
     laters: Sequence[float] | None,
     directory: Path,
 ) -> WrittenProbe:
-    """Samples the untrained model and says what each reward term measures there.
+    """Sample the untrained model, and show what each reward term measures on it.
 
     Args:
-        prompts: Its training prompts, checked; they are used a step's worth at a time.
-        num_prompts: Prompts sampled, or all there are; in the last batch fewer than a step's worth.
+        prompts: Checked training prompts, used in batches of the size of a step.
+        num_prompts: Number of prompts to sample, at most all; the last batch may be smaller.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         laters: Compare gradients with credit by image and by place, also with these values of
             `advantage.later`; None: compare none.
@@ -88,10 +88,10 @@ def probe_config(
 
 
 def _has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
-    """Whether credit by place can differ from that by image; refuses too few batches to compare.
+    """Whether credit by place can differ from credit by image here.
 
     Raises:
-        ConfigError: There are too few.
+        ConfigError: There are too few batches to compare.
     """
     if config.loss.kind == "gmpo":
         logger.warning(
@@ -124,7 +124,7 @@ def _whole(config: Config, batches: Sequence[PromptBatch]) -> list[PromptBatch]:
 def _build_credit(
     config: Config, models: Models, batches: Sequence[PromptBatch], laters: Sequence[float]
 ) -> CreditProbe:
-    """Build what compares gradients, and say what it costs.
+    """Build the comparison of gradients, and log what it costs.
 
     Raises:
         ConfigError: The gradients take too much memory.
@@ -147,7 +147,7 @@ def _build_credit(
 
 
 def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
-    """The first steps' prompts as training would sample them, without those that are too many."""
+    """Batches of the first steps, cut to the number of prompts."""
     at_once = config.rollout.prompts_per_step
     if num_prompts > len(prompts):
         logger.info(

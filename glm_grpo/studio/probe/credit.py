@@ -62,10 +62,10 @@ def gradient_bytes(policy: PolicyForUpdate, *, batches: int, laters: Sequence[fl
 
 
 def check_batches(batches: int, prompts_per_step: int) -> None:
-    """Refuse too few batches for an interval.
+    """Refuse fewer batches than an interval needs.
 
     Raises:
-        ConfigError: There are too few.
+        ConfigError: There are fewer.
     """
     if batches < FEWEST_BATCHES:
         raise ConfigError(
@@ -81,8 +81,8 @@ def check_memory(needed: int, free: int | None, *, batches: int) -> None:
     """Refuse gradients that take too much of the CPU memory.
 
     Args:
-        needed: Bytes that they take.
-        free: Bytes that are free; None if unknown.
+        needed: Bytes of the gradients.
+        free: Free bytes; None if unknown.
         batches: For how many batches.
 
     Raises:
@@ -110,7 +110,7 @@ def with_advantage(config: Config, **changes: Any) -> Config:
 class CreditProbe:
     """Compares gradients with credit by image and by place, from the same experience.
 
-    All gradients are kept, in CPU memory, because each batch is compared with each other one.
+    All gradients are kept in CPU memory, because every pair of batches is compared.
 
     Args:
         models: Policy that samples and is replayed.

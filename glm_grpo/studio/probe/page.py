@@ -1,4 +1,4 @@
-"""The report of a probe: its tables, for the terminal and for a page with samples."""
+"""Show a probe: tables for the terminal, and a page with samples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from glm_grpo.studio.probe.probe import ProbeSamples
 _SHOWN_PROMPTS = 8
 _NAMED_LATERS = {0.0: " (own place)", 1.0: " (reward-to-go)"}
 _ROUNDING = 1e-12
-"""Below it a figure is the rounding of a mean."""
+"""A smaller figure is a rounding error of a mean."""
 
 
 def probe_tables(report: ProbeReport) -> list[Table]:
-    """Figures of each term, and between terms where there is more than one."""
+    """Tables of each term, and of pairs of terms if there are several."""
     names = report.names()
     tables = [_drive_table(report), _gain_table(report)]
     if len(names) > 1:
@@ -146,33 +146,27 @@ def _credit_row(name: str, signal: Signal) -> tuple[str, ...]:
         NO_VALUE if math.isnan(value) else f"{value:.2f}"
         for value in (signal.relative, signal.cosine, signal.gain)
     )
-    # By image, which is compared with itself, it has no width.
+    # The row by image is compared with itself, so its interval has no width.
     has_interval = signal.low < signal.high
     interval = f"{signal.low:.2f} to {signal.high:.2f}" if has_interval else NO_VALUE
     return (name, _show(signal.ratio), relative, interval, cosine, gain)
 
 
 def _show(value: float) -> str:
-    """Three digits that count, as terms are of order 0.001 or of order 10; a dash for NaN."""
+    """Three significant digits, because terms are of any size; a dash for NaN."""
     exact = 0.0 if abs(value) < _ROUNDING else value
     return NO_VALUE if math.isnan(value) else f"{exact:#.3g}".removesuffix(".")
 
 
 def _show_share(value: float) -> str:
-    """Three decimals, as shares and correlations are of order 1; a dash for NaN."""
+    """Three decimals; a dash for NaN."""
     return NO_VALUE if math.isnan(value) else f"{value:z.3f}"
 
 
 def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> Path:
-    """Write `index.html` and its pictures. Files of the same names are replaced, others stay.
+    """Write `index.html` with the samples of the first eight prompts; returns its path.
 
-    Args:
-        report: Figures of the samples.
-        samples: Those of the first eight prompts are shown.
-        directory: Made where it does not exist.
-
-    Returns:
-        The path of the page.
+    Files with the same names are replaced.
 
     Raises:
         StorageError: A file cannot be written.
@@ -187,7 +181,6 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
     ]
     page = Report(
         title=f"Probe of {', '.join(report.names())}",
-        summary=(),
         tables=probe_tables(report),
         pictures=pictures,
         about_pictures=f"{len(pictures)} of {report.prompts} prompts. Best and worst are by total.",
@@ -198,10 +191,9 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
 def _list_pictures(
     samples: ProbeSamples, row: int, reconstructed: Iterator[UInt8[Tensor, "3 H W"]]
 ) -> Iterator[tuple[str, UInt8[Tensor, "3 H W"]]]:
-    """Sources, target, its own tokens, best and worst sample of a prompt, as far as there are any.
+    """Label the sources, target, its own tokens, best and worst sample of a prompt, if any.
 
-    Args:
-        reconstructed: Of this prompt, if it has a target, and of those that follow.
+    `reconstructed` yields the decoded tokens of the targets of this and later prompts.
     """
     prompt, pixels = samples.prompts[row], samples.images.pixels[row]
     for source in prompt.sources:

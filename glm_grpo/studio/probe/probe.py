@@ -40,8 +40,8 @@ class FullDecode:
     Attributes:
         rewards: Their raw scores.
         steps: Denoising steps.
-        cheap_steps: Denoising steps of rollouts; fewer.
-        timed_images: So many were drawn both ways with nothing else to do.
+        cheap_steps: Fewer denoising steps, those of rollouts.
+        timed_images: Number of images that were decoded both ways with nothing else running.
         cheap_seconds: For the same with the steps of the rollouts.
     """
 
@@ -56,11 +56,10 @@ class FullDecode:
 def decode_in_full(
     models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], *, cheap_steps: int
 ) -> FullDecode:
-    """Decodes and scores with all steps; times the first group alone, both ways.
+    """Decode and score with all steps, and time the first group both ways.
 
     Args:
-        models: Their decoder is the full one.
-        token_ids: Sampled for it.
+        models: With the full decoder.
         cheap_steps: Denoising steps of rollouts.
 
     Raises:
@@ -69,7 +68,7 @@ def decode_in_full(
     """
     _, table = decode_and_score(models, batch, token_ids)
     single = part_of_batch(batch, range(1))
-    # Both are warm, and no term is scoring meanwhile.
+    # Both have run before, and no term is scoring meanwhile.
     clock = PhaseClock()
     with models.phase("decode", decoding_size(single)):
         for steps in (cheap_steps, models.decoder.steps):
@@ -87,7 +86,7 @@ def decode_in_full(
 
 
 def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
-    """Decodes with the same steps, prompts after prompts; at least one."""
+    """Join decodes with the same steps in prompt order."""
     return replace(
         parts[0],
         rewards=join_tables([part.rewards for part in parts]),
@@ -99,13 +98,13 @@ def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
 
 @dataclass(frozen=True)
 class ProbeSamples:
-    """What the untrained model makes of N prompts.
+    """Samples of the untrained model for N prompts, with their scores.
 
     Attributes:
-        images: G samples of each.
+        images: G samples per prompt.
         rewards: Their raw scores.
         totals: Under the weights of the config.
-        redrawn: Raw scores of the first sample's tokens decoded under K other noises.
+        redrawn: Raw scores of the first sample's tokens, decoded under K other noises.
         target: Raw scores of the target image itself; NaN where a prompt has no target or a term
             does not apply.
         reconstruction: Raw scores of the decoded tokens of the target image; NaN where a prompt
@@ -136,10 +135,10 @@ def sample_probe(
     noises: int,
     credit: CreditProbe | None = None,
 ) -> ProbeSamples:
-    """Samples, decodes and scores; nothing is trained. Ctrl-C ends it with the batches done.
+    """Sample, decode and score, without training. Ctrl-C returns the batches that are done.
 
     Args:
-        noises: K, further noises the first sample of each prompt is decoded under, >= 2.
+        noises: K, number of other noises for the first sample of each prompt, >= 2.
         credit: Gets the experience of every whole batch; credit is then by place.
 
     Raises:
@@ -148,7 +147,7 @@ def sample_probe(
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     if credit is None:
-        # What only a gradient needs is left out.
+        # Leave out what only a gradient needs.
         loss = config.loss.model_copy(update={"kl_coef": 0.0})
         config = with_advantage(config.model_copy(update={"loss": loss}), credit="image")
     else:

@@ -72,7 +72,6 @@ def _write(folder: RunFolder, rescoring: Rescoring, directory: Path) -> Path:
     ]
     report = Report(
         title=f"{folder.path.resolve().name} with other weights",
-        summary=(),
         tables=_list_tables(rescoring),
         pictures=pictures,
         about_pictures="Below each image: its advantage with the old and with the new weights.",

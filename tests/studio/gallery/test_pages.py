@@ -11,7 +11,7 @@ from glm_grpo.studio.gallery.report import Report
 
 
 def report(title: str) -> Report:
-    return Report(title, (), [Table("a table", ("term",), (("ocr",),))])
+    return Report(title, [Table("a table", ("term",), (("ocr",),))])
 
 
 def test_render_keeps_markup_among_the_values_as_text() -> None:
