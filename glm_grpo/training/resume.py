@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Never
 
 from torch import Tensor
 
@@ -55,7 +54,7 @@ from glm_grpo.run.origin import (
     read_origin,
     write_origin,
 )
-from glm_grpo.run.tables import read_bands, read_metrics
+from glm_grpo.run.tables import read_metrics, stored_steps
 from glm_grpo.training.distributed.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
@@ -174,7 +173,8 @@ class FoundCheckpoint:
     @property
     def evaluated(self) -> Mapping[str, Tensor]:
         """Weights that the run evaluated: their moving average if it has one."""
-        return self.checkpoint.tensors[_evaluated(self.config)]
+        has_average = self.config.eval.ema_decay is not None
+        return self.checkpoint.tensors["average" if has_average else "policy"]
 
 
 def find_checkpoint(path: Path) -> FoundCheckpoint:
@@ -185,9 +185,7 @@ def find_checkpoint(path: Path) -> FoundCheckpoint:
     """
     folder, named = _split(path)
     config = read_config(folder)
-    checkpoint_path = named or _newest_whole(folder) or _refuse_unsaved(folder)
-    checkpoint = load_checkpoint(checkpoint_path)
-    return FoundCheckpoint(folder, config, checkpoint)
+    return FoundCheckpoint(folder, config, load_checkpoint(named or _newest_or_refuse(folder)))
 
 
 def pin_start(
@@ -227,36 +225,35 @@ def start_step(config: Config) -> int | None:
 
 def _find_start(start: Path, begun: int | None) -> Path:
     folder, named = _split(start)
-    if named is None and begun is not None:
-        named = folder.checkpoint_dir(begun)
-    if named is None:
-        read_config(folder)
-        return _newest_whole(folder) or _refuse_unsaved(folder)
-    return named
+    if named is not None:
+        return named
+    if begun is not None:
+        return folder.checkpoint_dir(begun)
+    read_config(folder)
+    return _newest_or_refuse(folder)
 
 
-def _refuse_unsaved(folder: RunFolder) -> Never:
-    raise CheckpointError(
-        f"{folder.path} has no checkpoint yet; let the run reach "
-        "train.checkpoint_every, or continue it with train.resume"
-    )
-
-
-def _evaluated(config: Config) -> str:
-    return "policy" if config.eval.ema_decay is None else "average"
+def _newest_or_refuse(folder: RunFolder) -> Path:
+    newest = _newest_whole(folder)
+    if newest is None:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint yet; let the run reach "
+            "train.checkpoint_every, or continue it with train.resume"
+        )
+    return newest
 
 
 def read_config_at(path: Path) -> Config:
-    """Read the config of a run from a path to its folder or to one of its checkpoints.
-
-    Raises:
-        CheckpointError, ConfigError: As for `read_config`.
-    """
+    """Read the config of a run from a path to its folder or to one of its checkpoints."""
     return read_config(_split(path)[0])
 
 
 def _new_run(config: Config, lock: RunLock) -> _Found:
-    folder = RunFolder(_make_run_dir(config.run_dir))
+    path = _real(Path(config.run_dir))
+    if is_dated(config.run_dir):
+        path = _make_dated(path)
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
     # Check before locking, because the lock file would be a trace in someone else's folder, and
     # again afterwards, because another run may have begun in between.
     _refuse_what_is_there(folder)
@@ -274,9 +271,7 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
     Only the process that writes the run folder may call this.
 
     Args:
-        opened: The run.
-        origin: What it would be trained with now.
-        config: Its settings.
+        origin: What the run would be trained with now.
 
     Raises:
         CheckpointError: Other held-out prompts; or other training prompts, model, files or code,
@@ -359,52 +354,26 @@ def _update_config(folder: RunFolder, changes: Mapping[str, object]) -> None:
 def _refuse_what_is_there(folder: RunFolder) -> None:
     """Refuse to begin a run where it could overwrite something or take it for its own.
 
-    A start that failed before the first record (for instance, without weights) leaves its config
-    and lock, which may be overwritten. Empty folders are fine too, such as a mount point.
+    A start that failed before the first record (for instance, without weights) leaves its config,
+    origin and lock, which may be overwritten. Empty folders are fine too, such as a mount point.
     """
     names = {path.name for path in folder.path.iterdir() if not _is_empty_folder(path)}
     own = {*_OF_HYDRA, LOCK_NAME}
     if LOCK_NAME in names:
-        own.add(folder.origin_path.name)
+        own |= {folder.origin_path.name, folder.config_path.name}
         own |= {name for name in names if leftover_of(Path(name)) == folder.config_path.name}
-        own |= {folder.config_path.name} if _is_config(folder) else set()
     others = sorted(names - own)
-    if not others:
-        return
-    more = ", ..." if len(others) > _MOST_NAMED else ""
-    has_run = {folder.config_path.name, folder.metrics_path.name} & names
-    is_what = "holds a run already" if has_run else "is not empty"
-    raise ConfigError(
-        f"run_dir = {str(folder.path)!r} {is_what} ({', '.join(others[:_MOST_NAMED])}{more}): a "
-        "run starts in a new or empty folder, and nothing is overwritten; choose another folder, "
-        "or continue the run in it with train.resume=auto"
-    )
+    if others:
+        more = ", ..." if len(others) > _MOST_NAMED else ""
+        raise ConfigError(
+            f"run_dir = {str(folder.path)!r} is not empty ({', '.join(others[:_MOST_NAMED])}"
+            f"{more}): a run starts in a new or empty folder, and nothing is overwritten; choose "
+            "another folder, or continue the run in it with train.resume=auto"
+        )
 
 
 def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
-
-
-def _is_config(folder: RunFolder) -> bool:
-    try:
-        read_config(folder)
-    except GlmGrpoError:
-        return False
-    return True
-
-
-def _make_run_dir(run_dir: str) -> Path:
-    path = _real(Path(run_dir))
-    try:
-        if is_dated(run_dir):
-            return _make_dated(path)
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"run_dir = {str(path)!r} cannot be created ({error.strerror or error}): it must be a "
-            "folder that can be written to; set run_dir to another one"
-        ) from error
-    return path
 
 
 def _make_dated(path: Path) -> Path:
@@ -421,20 +390,18 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     folder, checkpoint_path = _split(path)
     stored = read_config(folder)
     by_content = _compared_by_content(folder, config)
-    differences = config_differences(*map(with_absolute_paths, (stored, config)))
-    differences = [key for key in differences if key not in by_content]
+    differences = [
+        key
+        for key in config_differences(*map(with_absolute_paths, (stored, config)))
+        if key not in by_content
+    ]
     if differences:
         is_longer = config.train.steps > stored.train.steps
-        if is_longer and differences == ["train.steps"]:
-            raise CheckpointError(
-                f"train.steps = {config.train.steps}: the run in {folder.path} was started with "
-                f"{stored.train.steps}. To train longer, {_train_longer(folder, stored)}"
-            )
+        longer = f". To train longer, {_train_longer(folder, stored)}" if is_longer else ""
         raise CheckpointError(
             f"the run in {folder.path} has other settings in its config.yaml "
             f"({_list_changes(stored, config, differences)}); start a new run without "
-            f"train.resume, or continue with the run's own: {resume_command(path)}"
-            f"{f'. To train longer, {_train_longer(folder, stored)}' if is_longer else ''}"
+            f"train.resume, or continue with the run's own: {resume_command(path)}{longer}"
         )
     lock.acquire(folder.path)
     # A kill during a replacement may have renamed a checkpoint.
@@ -449,17 +416,14 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
             f"train.steps = {config.train.steps}: {folder.path} has done {done}; set it to {done} "
             f"or more, or go on from an earlier checkpoint ({folder.checkpoints_dir}/step-...)"
         )
-    _refuse_lost_records(folder, config, checkpoint_path)
-    begin = "its start" if checkpoint_path is None else checkpoint_path.name
+    _refuse_lost_records(folder, config, done)
     is_finished = done == config.train.steps and folder.evaluation_path(done).exists()
     if is_finished:
-        logger.info(
-            "%s is finished, with all %d steps done. To train longer, %s",
-            folder.path,
-            done,
-            _train_longer(folder, config),
-        )
+        longer = _train_longer(folder, config)
+        said = f"is finished, with all {done} steps done. To train longer, {longer}"
+        logger.info("%s %s", folder.path, said)
     else:
+        begin = "its start" if checkpoint_path is None else checkpoint_path.name
         logger.info("continuing %s from %s", folder.path, begin)
     return _Found(folder, checkpoint_path, is_finished)
 
@@ -501,49 +465,34 @@ def _newest_whole(folder: RunFolder) -> Path | None:
         CheckpointError: There are checkpoints, but none is intact.
     """
     newest = newest_checkpoint(folder)
-    if newest is not None:
-        return newest
-    for path in sorted(folder.checkpoints_dir.glob("step-*"), reverse=True):
-        try:
-            verify_checkpoint(path)
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"no checkpoint in {folder.checkpoints_dir} is whole; restore one from a copy, or "
-                f"start a new run in another folder. {error}"
-            ) from error
-    return None
+    if newest is None and any(folder.checkpoints_dir.glob("step-*")):
+        raise CheckpointError(
+            f"no checkpoint in {folder.checkpoints_dir} is whole: the warnings above say why; "
+            "restore one from a copy, or start a new run in another folder"
+        )
+    return newest
 
 
-def _refuse_lost_records(folder: RunFolder, config: Config, checkpoint: Path | None) -> None:
+def _refuse_lost_records(folder: RunFolder, config: Config, done: int) -> None:
     """Refuse to resume if that would remove the only records of a run.
 
     Resuming at a step removes everything recorded after it. Every step gets its line in
-    metrics.jsonl before its checkpoint, and a table only after step 0 has its line.
+    metrics.jsonl before its checkpoint.
     """
-    step = 0 if checkpoint is None else step_of(checkpoint) or 0
     steps = [int(row["step"] or 0) for row in read_metrics(folder)]
-    kept = [recorded for recorded in steps if recorded <= step]
-    if step > 0 and (not kept or kept[-1] != step):
+    kept = [recorded for recorded in steps if recorded <= done]
+    if done > 0 and kept[-1:] != [done]:
         raise StorageError(
-            f"{folder.metrics_path} has no line of step {step}, of which there is a checkpoint, as "
+            f"{folder.metrics_path} has no line of step {done}, of which there is a checkpoint, as "
             "its last up to there: lines were lost. Restore it from a copy, go on from an earlier "
             f"checkpoint ({folder.checkpoints_dir}/step-...) by train.resume, or start a new run "
             "in another folder"
         )
-    # The bands are needed only after the models are loaded, but report damage before that.
-    read_bands(folder)
-    parents = (folder.rollouts_dir, folder.evaluations_dir, folder.images_dir)
-    stored = [path for parent in parents for path in parent.glob("*") if (step_of(path) or 0) > 0]
-    if step == 0 and not steps and stored:
-        raise StorageError(
-            f"{folder.metrics_path} is missing or empty, but {max(stored)} is there: to begin anew "
-            "would remove what the run recorded. Restore metrics.jsonl from a copy, or start a new "
-            "run in another folder"
-        )
+    last = max([*steps, *stored_steps(folder.rollouts_dir)], default=0)
     every = max(config.train.checkpoint_every, read_config(folder).train.checkpoint_every)
-    if checkpoint is None and max(steps, default=0) > every:
+    if done == 0 and last > every:
         raise CheckpointError(
-            f"{folder.path} has no checkpoint, though it recorded {max(steps)} steps and saved "
+            f"{folder.path} has no checkpoint, though it recorded {last} steps and saved "
             f"every {every}: to begin anew would remove those records. Restore "
             f"{folder.checkpoints_dir} from a copy, or start a new run in another folder"
         )

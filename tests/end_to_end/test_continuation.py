@@ -54,7 +54,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(make_trainer):
     trainer, _, _ = make_trainer("train.steps=1", term=Brightness())
     trainer.run()
 
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
         make_trainer(term=Brightness())
 
 

@@ -130,20 +130,15 @@ def test_a_run_that_has_done_more_steps_is_refused(last_step_saved: RunFolder) -
     steady = ("optim.schedule=constant", "optim.warmup_steps=0")
     last_step_saved.config_path.write_text(to_yaml(compose(last_step_saved.path, "auto", *steady)))
     fewer = compose(last_step_saved.path, "auto", *steady, "train.steps=2")
-    with pytest.raises(
-        CheckpointError, match="train.steps = 2: .* has done 3; set it to 3 or more"
-    ):
+    with pytest.raises(CheckpointError, match="train.steps = 2: .* has done 3"):
         open_run(fewer)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ((), r"To train longer, start a new run with model\.start_from=.*schedule=constant"),
-        (
-            ("optim.schedule=constant", "optim.warmup_steps=0"),
-            "To train longer, raise train.steps: .* train.steps=6$",
-        ),
+        ((), r"To train longer, start a new run with model\.start_from="),
+        (("optim.schedule=constant", "optim.warmup_steps=0"), " train.steps=6$"),
     ],
 )
 def test_a_finished_run_says_how_to_train_longer(
@@ -165,23 +160,19 @@ def test_several_processes_resume_by_accelerate(monkeypatch: pytest.MonkeyPatch)
     assert resume_command(Path("run")) == f"{program} train.resume=run"
 
 
-def test_open_run_begins_anew_beside_a_finished_run(
-    tmp_path: Path, last_step_saved: RunFolder
+@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "damaged config"])
+def test_open_run_begins_anew_beside_a_run_that_cannot_go_on(
+    is_finished: bool, tmp_path: Path, last_step_saved: RunFolder
 ) -> None:
-    evaluation = last_step_saved.evaluation_path(3)
-    evaluation.parent.mkdir()
-    evaluation.touch()
+    if is_finished:
+        evaluation = last_step_saved.evaluation_path(3)
+        evaluation.parent.mkdir()
+        evaluation.touch()
+    else:
+        last_step_saved.config_path.write_bytes(b"rollout: [")
     opened = open_run(compose(tmp_path / "2026-01-02" / "09-00-00"))
     assert opened.folder.path == tmp_path / "2026-01-02" / "09-00-00"
     assert opened.checkpoint is None
-
-
-def test_open_run_begins_anew_beside_a_run_whose_config_is_damaged(
-    tmp_path: Path, last_step_saved: RunFolder
-) -> None:
-    last_step_saved.config_path.write_bytes(b"rollout: [")
-    opened = open_run(compose(tmp_path / "2026-01-02" / "09-00-00"))
-    assert opened.folder.path == tmp_path / "2026-01-02" / "09-00-00"
 
 
 @pytest.mark.parametrize("name", ["the run", "the checkpoint"])
@@ -197,7 +188,7 @@ def test_open_run_goes_on_with_what_is_named(name: str, tmp_path: Path) -> None:
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(last_step_saved: RunFolder) -> None:
     (last_step_saved.checkpoint_dir(3) / "policy.safetensors").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole.*policy\.safetensors"):
+    with pytest.raises(CheckpointError, match="no checkpoint in .* is whole"):
         open_run(compose(last_step_saved.path))
 
 
@@ -219,28 +210,20 @@ def test_the_printed_command_continues_a_run_with_its_own_settings(
         assert config.rollout.temperature == 0.5
         open_run(config).lock.release()
         # Keys beside it still count.
-        refused = (
-            r"\(optim\.schedule: .*, train\.steps: .*\); .* own: .*a new run with .*start_from="
-        )
-        with pytest.raises(CheckpointError, match=refused):
+        with pytest.raises(CheckpointError, match=r"optim\.schedule: .*, train\.steps: "):
             open_run(compose_config(None, None, overrides))
 
 
-@pytest.mark.parametrize(
-    "word", ["reward=text", "~reward.terms.lpips", "+reward.terms.psnr.weight=1"]
-)
-def test_the_command_of_the_start_may_be_repeated_with_resume(tmp_path: Path, word: str) -> None:
+def test_the_command_of_the_start_may_be_repeated_with_resume(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", settings=("rollout.temperature=0.5",))
-    again = compose_config(None, None, (f"train.resume={folder.path}", word))
+    again = compose_config(None, None, (f"train.resume={folder.path}", "reward=text"))
     # Composed as at the start, not from the run's own config, in which 0.5 is stored.
     assert again.rollout.temperature == 1.0
 
 
 def test_a_run_of_other_settings_is_not_gone_on_with(last_step_saved: RunFolder) -> None:
     other = compose(last_step_saved.path, "auto", "rollout.temperature=0.5")
-    with pytest.raises(
-        CheckpointError, match=r"\(rollout\.temperature: 1\.0 in the run, 0\.5 here\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"temperature: 1\.0 in the run, 0\.5 here"):
         open_run(other)
 
 
@@ -268,13 +251,6 @@ def test_a_run_does_not_begin_in_a_folder_of_others(names: list[str], tmp_path: 
     assert names[-1].partition("/")[0] in str(refusal.value)
     assert files_of(folder) == before
     assert (folder / "run.lock").exists() == ("run.lock" in names)
-
-
-def test_a_folder_whose_config_is_no_run_is_not_gone_on_with(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("theirs")
-    with pytest.raises(ConfigError, match=r"config\.yaml"):
-        open_run(compose(tmp_path, "auto"))
-    assert files_of(tmp_path).keys() == {"config.yaml"}
 
 
 def test_a_run_begins_where_hydra_and_a_start_that_failed_have_been(tmp_path: Path) -> None:
@@ -319,8 +295,8 @@ def test_recording_removes_nothing_that_no_run_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "left",
-    [None, "", '{"step": 0}\n{"step": 1}\n', '{"step": 0}\n{"step": 3}\n{"step": 2}\n'],
-    ids=["no file", "nothing", "the first lines", "another last line"],
+    [None, '{"step": 0}\n{"step": 1}\n'],
+    ids=["no file", "the first lines"],
 )
 def test_a_run_that_lost_its_metrics_is_refused_and_keeps_the_rest(
     left: str | None, tmp_path: Path
@@ -331,18 +307,7 @@ def test_a_run_that_lost_its_metrics_is_refused_and_keeps_the_rest(
     else:
         folder.metrics_path.write_text(left)
     before = files_of(folder.path)
-    with pytest.raises(StorageError, match=r"metrics\.jsonl .*copy.* new run"):
-        open_run(compose(folder.path))
-    assert files_of(folder.path) == before
-
-
-def test_a_run_that_lost_its_metrics_before_its_first_checkpoint_is_refused(
-    tmp_path: Path,
-) -> None:
-    folder = make_run(tmp_path / "day" / "run", checkpoints=())
-    folder.metrics_path.unlink()
-    before = files_of(folder.path)
-    with pytest.raises(StorageError, match=r"metrics\.jsonl is missing .*step-000003.* is there"):
+    with pytest.raises(StorageError, match=r"metrics\.jsonl .*lines were lost"):
         open_run(compose(folder.path))
     assert files_of(folder.path) == before
 
@@ -354,9 +319,12 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_the_rest(tmp_path:
     before = files_of(folder.path)
     with pytest.raises(CheckpointError, match="no checkpoint, though it recorded 5 steps"):
         open_run(compose(folder.path, "auto", "train.checkpoint_every=4"))
-    assert files_of(folder.path) == before
     # As many may be lost by a kill.
-    assert open_run(compose(folder.path, "auto", "train.checkpoint_every=5")).checkpoint is None
+    open_run(compose(folder.path, "auto", "train.checkpoint_every=5")).lock.release()
+    folder.metrics_path.unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint, though it recorded 5 steps"):
+        open_run(compose(folder.path, "auto", "train.checkpoint_every=4"))
+    assert [*files_of(folder.path)] == [name for name in before if name != "metrics.jsonl"]
 
 
 def test_a_run_killed_in_its_first_evaluation_goes_on(tmp_path: Path) -> None:
