@@ -44,6 +44,16 @@ _REMEDIES = {
 }
 
 
+class _Place:
+    """A path in the run folder, as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, _: object) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of everything that a run stores. Nothing is created before it is written.
@@ -54,99 +64,46 @@ class RunFolder:
 
     path: Path
 
+    config_path = _Place("config.yaml")
+    """The resolved configuration."""
+    origin_path = _Place("origin.json")
+    """Digests of prompts, files and code that the run began with, and versions."""
+    metrics_path = _Place("metrics.jsonl")
+    """Metrics: one JSON object per line, one line per step."""
+    canaries_path = _Place("canaries.json")
+    """Bands of the canaries, measured on the untrained model."""
+    tracker_ids_path = _Place("trackers.json")
+    """Ids of the run in each tracker."""
+    gallery_path = _Place("gallery/index.html")
+    """The page that shows samples and scores."""
+    rescore_dir = _Place("rescore")
+    """Report on the effect of other reward weights."""
+    tensorboard_dir = _Place("tensorboard")
+    """TensorBoard's event files."""
+    rollouts_dir = _Place("rollouts")
+    """Tables of rollouts, one per training step."""
+    evaluations_dir = _Place("evaluations")
+    """Tables of evaluations, one each."""
+    evals_dir = _Place("evals")
+    """Results of `glm-grpo eval`, a run folder each."""
+    images_dir = _Place(_IMAGES)
+    """Lossless pictures: one folder per step and evaluation, one for targets."""
+    checkpoints_dir = _Place("checkpoints")
+    """Checkpoints, one folder each."""
+    failures_dir = _Place("failures")
+    """Pictures that a reward term could not score: one folder per failed step."""
+    targets_dir = _Place(f"{_IMAGES}/targets")
+    """Target images of the evaluation prompts."""
+    train_targets_dir = _Place(f"{_IMAGES}/train-targets")
+    """Target images of training prompts, whose ids may equal those of held-out prompts."""
+    sources_dir = _Place(f"{_IMAGES}/sources")
+    """Source pictures of the evaluation prompts."""
+    train_sources_dir = _Place(f"{_IMAGES}/train-sources")
+    """Source pictures of the training prompts."""
+
     def picture(self, stored: str) -> Path:
         """Path of a picture, from its entry in the tables."""
         return self.path / stored
-
-    @property
-    def config_path(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def origin_path(self) -> Path:
-        """Digests of prompts, files and code that the run began with, and versions."""
-        return self.path / "origin.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        """Metrics: one JSON object per line, one line per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def canaries_path(self) -> Path:
-        """Bands of the canaries, measured on the untrained model."""
-        return self.path / "canaries.json"
-
-    @property
-    def tracker_ids_path(self) -> Path:
-        """Ids of the run in each tracker."""
-        return self.path / "trackers.json"
-
-    @property
-    def gallery_path(self) -> Path:
-        """The page that shows samples and scores."""
-        return self.path / "gallery/index.html"
-
-    @property
-    def rescore_dir(self) -> Path:
-        """Report on the effect of other reward weights."""
-        return self.path / "rescore"
-
-    @property
-    def tensorboard_dir(self) -> Path:
-        """TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def rollouts_dir(self) -> Path:
-        """Tables of rollouts, one per training step."""
-        return self.path / "rollouts"
-
-    @property
-    def evaluations_dir(self) -> Path:
-        """Tables of evaluations, one each."""
-        return self.path / "evaluations"
-
-    @property
-    def evals_dir(self) -> Path:
-        """Results of `glm-grpo eval`, a run folder each."""
-        return self.path / "evals"
-
-    @property
-    def images_dir(self) -> Path:
-        """Lossless pictures: one folder per step and evaluation, one for targets."""
-        return self.path / _IMAGES
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        """Checkpoints, one folder each."""
-        return self.path / "checkpoints"
-
-    @property
-    def failures_dir(self) -> Path:
-        """Pictures that a reward term could not score: one folder per failed step."""
-        return self.path / "failures"
-
-    @property
-    def targets_dir(self) -> Path:
-        """Target images of the evaluation prompts."""
-        return self.path / f"{_IMAGES}/targets"
-
-    @property
-    def train_targets_dir(self) -> Path:
-        """Target images of training prompts, whose ids may equal those of held-out prompts."""
-        return self.path / f"{_IMAGES}/train-targets"
-
-    @property
-    def sources_dir(self) -> Path:
-        """Source pictures of the evaluation prompts."""
-        return self.path / f"{_IMAGES}/sources"
-
-    @property
-    def train_sources_dir(self) -> Path:
-        """Source pictures of the training prompts."""
-        return self.path / f"{_IMAGES}/train-sources"
 
     def rollout_path(self, step: int) -> Path:
         """Table of the images sampled, scored and trained on in `step`."""

@@ -22,7 +22,6 @@ from PIL import Image
 from torch import Tensor
 
 from glm_grpo.config import RunSection
-from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import (
     RunFolder,
     append_line,
@@ -33,7 +32,14 @@ from glm_grpo.run.folder import (
     step_of,
     write_atomically,
 )
-from glm_grpo.run.tables import CREDIT, PIECES, Weighing, read_metrics, weighing_metadata
+from glm_grpo.run.tables import (
+    CREDIT,
+    PIECES,
+    MetricsRow,
+    Weighing,
+    read_metrics,
+    weighing_metadata,
+)
 from glm_grpo.run.trackers import EMPTY_RUN_INFO, Trackers
 from glm_grpo.types import Evaluation, Experience, ImageBatch
 from rewards.reweigh import Mode
@@ -66,7 +72,6 @@ class Recorder:
         """Set up the recorder; nothing is written before the first record.
 
         Args:
-            folder: The run.
             trackers: Names known to accelerate, for instance `tensorboard` or `wandb`.
             config: The resolved configuration, for the trackers.
             about: Name, notes and tags of the run, for the trackers.
@@ -81,8 +86,7 @@ class Recorder:
         """Append one line to `metrics.jsonl`; values that are not finite are stored as null.
 
         Raises:
-            StorageError: Writing failed, for instance on a full or read-only disk; earlier lines
-                stay.
+            StorageError: Writing failed; earlier lines stay.
         """
         append_line(self._folder.metrics_path, json.dumps({"step": step, **_finite(metrics)}))
 
@@ -99,21 +103,14 @@ class Recorder:
         """
         self._trackers.log_groups(experience, pictures, step)
 
-    def amend_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics to the line of the last recorded step, which must be `step`.
+    def amend_step(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the line of the last recorded step."""
+        *rows, last = read_metrics(self._folder)
+        self._rewrite_metrics([*rows, last | _finite(metrics)])
 
-        Raises:
-            StorageError: As for `record_step`; the line stays unchanged.
-        """
-        rows = read_metrics(self._folder)
-        if not rows or rows[-1]["step"] != step:
-            raise StorageError(
-                f"{self._folder.metrics_path} does not end with step {step}, as this run left it: "
-                "something else changed it; restore it from a copy, then resume the run"
-            )
-        rows[-1] |= _finite(metrics)
-        lines = [json.dumps(row) for row in rows]
-        write_atomically(self._folder.metrics_path, "".join(f"{line}\n" for line in lines).encode())
+    def _rewrite_metrics(self, rows: Sequence[MetricsRow]) -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        write_atomically(self._folder.metrics_path, lines.encode())
 
     def record_rollout(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
         """Store what was sampled, scored and trained on in `step`, one row per image.
@@ -123,9 +120,6 @@ class Recorder:
         Args:
             experience: Experience to store; its pixels are not read.
             pictures: Its images as PNG files, see `encode`.
-
-        Raises:
-            StorageError: Writing failed, for instance on a full or read-only disk.
         """
         prompts = experience.prompts.prompts
         images = self._write_images(self._folder.image_dir(step), prompts, pictures)
@@ -133,9 +127,10 @@ class Recorder:
         tokens = experience.rollout.token_ids.flatten(0, 1).cpu().numpy()
         log_probs = experience.rollout.log_probs.flatten(0, 1).cpu().numpy()
         columns = _identity_columns(step, prompts, experience.images.decode_seeds, size)
-        targets = self._write_targets(self._folder.train_targets_dir, prompts)
-        columns["target"] = _string_column(targets, size)
-        columns |= self._source_columns(self._folder.train_sources_dir, prompts, size)
+        folder = self._folder
+        columns |= self._given_columns(
+            folder.train_targets_dir, folder.train_sources_dir, prompts, size
+        )
         ids = experience.prompts.source_token_ids
         if ids is not None:
             rows = _repeat(ids.flatten(1).tolist(), size)
@@ -156,18 +151,13 @@ class Recorder:
         self._write_table(self._folder.rollout_path(step), columns, experience.rewards)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
-        """Store an evaluation, one row per image, and missing target images.
-
-        Raises:
-            StorageError: Writing failed, for instance on a full or read-only disk.
-        """
+        """Store an evaluation, one row per image, and missing target images."""
         prompts, size = evaluation.prompts, evaluation.totals.shape[1]
         image_dir = self._folder.evaluation_image_dir(evaluation.step)
         images = self._write_images(image_dir, prompts, encode(evaluation.images))
         columns = _identity_columns(evaluation.step, prompts, evaluation.images.decode_seeds, size)
-        targets = self._write_targets(self._folder.targets_dir, prompts)
-        columns["target"] = _string_column(targets, size)
-        columns |= self._source_columns(self._folder.sources_dir, prompts, size)
+        folder = self._folder
+        columns |= self._given_columns(folder.targets_dir, folder.sources_dir, prompts, size)
         columns |= _score_columns(evaluation.rewards)
         columns["total"] = _float_column(evaluation.totals)
         columns["image"] = pyarrow.array(images, pyarrow.string())
@@ -199,8 +189,7 @@ class Recorder:
                     remove(path)
         # Last, because tables without a metrics line look like a run that lost its metrics.
         if folder.metrics_path.exists():
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(folder.metrics_path, lines.encode())
+            self._rewrite_metrics(rows)
 
     def close(self) -> None:
         """Finish the trackers."""
@@ -221,32 +210,35 @@ class Recorder:
                 (temporary / name).write_bytes(content)
         return [self._relative(directory / name) for name in names]
 
-    def _write_targets(self, directory: Path, prompts: tuple[Prompt, ...]) -> list[str | None]:
-        """Write missing targets; returns their paths, None for prompts without one."""
-        paths: list[str | None] = []
-        for prompt in prompts:
-            path = directory / f"{safe_name(prompt.prompt_id)}.png"
-            if prompt.target is not None and not path.exists():
-                write_atomically(path, _png(prompt.target))
-            paths.append(None if prompt.target is None else self._relative(path))
-        return paths
+    def _write_once(self, path: Path, pixels: UInt8[Tensor, "3 H W"]) -> str:
+        """Write a picture that prompts came with if it is missing; returns its path in the run."""
+        if not path.exists():
+            write_atomically(path, _png(pixels))
+        return self._relative(path)
 
-    def _source_columns(
-        self, directory: Path, prompts: tuple[Prompt, ...], size: int
+    def _given_columns(
+        self, targets: Path, sources: Path, prompts: tuple[Prompt, ...], size: int
     ) -> dict[str, pyarrow.Array]:
-        """Write missing source pictures; returns a column of their paths, if there are any."""
-        if not prompts[0].sources:
-            return {}
-        rows: list[list[str]] = []
-        for prompt in prompts:
-            rows.append([])
-            for number, source in enumerate(prompt.sources):
-                path = directory / f"{safe_name(prompt.prompt_id)}-{number}.png"
-                if not path.exists():
-                    write_atomically(path, _png(source))
-                rows[-1].append(self._relative(path))
-        paths = pyarrow.array(_repeat(rows, size), pyarrow.list_(pyarrow.string()))
-        return {"sources": paths}
+        """Write missing targets and sources; returns columns of their paths, sources if any."""
+        names = [safe_name(prompt.prompt_id) for prompt in prompts]
+        paths = [
+            None
+            if prompt.target is None
+            else self._write_once(targets / f"{name}.png", prompt.target)
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
+        columns = {"target": _string_column(paths, size)}
+        if prompts[0].sources:
+            rows = [
+                [
+                    self._write_once(sources / f"{name}-{number}.png", source)
+                    for number, source in enumerate(prompt.sources)
+                ]
+                for name, prompt in zip(names, prompts, strict=True)
+            ]
+            kind = pyarrow.list_(pyarrow.string())
+            columns["sources"] = pyarrow.array(_repeat(rows, size), kind)
+        return columns
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._folder.path).as_posix()
@@ -273,11 +265,7 @@ def encode(images: ImageBatch) -> list[bytes]:
 
 
 def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
-    """Store pictures that could not be scored, and return their folder.
-
-    Raises:
-        StorageError: Writing failed, for instance on a full or read-only disk.
-    """
+    """Store pictures that could not be scored, and return their folder."""
     directory = folder.failure_dir(step)
     for sample, pixels in enumerate(pictures.cpu()):
         write_atomically(directory / f"{sample}.png", _png(pixels))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -65,8 +66,8 @@ class SummaryRow:
         before: Mean of the first evaluation.
         after: Mean of the last evaluation.
         difference: Mean of after - before, paired by prompt.
-        low: Lower end of the 95 % interval of the difference; NaN where prompts are too few.
-        high: Upper end of the 95 % interval of the difference; NaN likewise.
+        low: Lower end of the 95 % interval of the difference; NaN where prompts are too few, as
+            `high`.
     """
 
     name: str
@@ -144,30 +145,20 @@ def read_metrics(folder: RunFolder) -> list[MetricsRow]:
 
 
 def read_bands(folder: RunFolder) -> dict[str, Band] | None:
-    """Read the bands of the canaries; None if the run has stored none.
-
-    Raises:
-        StorageError: The file cannot be read or has other contents.
-    """
-    path = folder.canaries_path
-    if not path.exists():
-        return None
-    with storage_errors("read", path):
-        content = path.read_bytes()
-    return check_stored(dict[str, Band], content, str(path))
+    """Read the bands of the canaries; None if the run has stored none."""
+    return _read_json(dict[str, Band], folder.canaries_path)
 
 
 def read_run_ids(folder: RunFolder) -> dict[str, str]:
-    """Read the run ids of the trackers, by tracker name.
+    """Read the run ids of the trackers, by tracker name."""
+    return _read_json(dict[str, str], folder.tracker_ids_path) or {}
 
-    Raises:
-        StorageError: The file cannot be read or has other contents.
-    """
-    path = folder.tracker_ids_path
+
+def _read_json(schema: type[Schema], path: Path) -> Schema | None:
     if not path.exists():
-        return {}
+        return None
     with storage_errors("read", path):
-        return check_stored(dict[str, str], path.read_bytes(), str(path))
+        return check_stored(schema, path.read_bytes(), str(path))
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
@@ -181,28 +172,24 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
         StorageError: The file is missing, is not an intact Parquet file, was written by another
             version, or lacks a column.
     """
-    with storage_errors("read", path):
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                _weighing_of(file.schema_arrow, path)
-                wanted = _choose(file.schema_arrow.names, columns, path)
-                # A step's tables are small, so threads would cost more than they save.
-                return file.read(columns=wanted, use_threads=False)
-        except (pyarrow.ArrowException, ValueError) as error:
-            raise StorageError(
-                f"{path} is not a complete Parquet file ({error}). Remove it, or restore a copy."
-            ) from error
+    with _parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
+        _weighing_of(file.schema_arrow, path)
+        wanted = _choose(file.schema_arrow.names, columns, path)
+        # A step's tables are small, so threads would cost more than they save.
+        return file.read(columns=wanted, use_threads=False)
 
 
 def read_weighing(path: Path) -> Weighing:
-    """Read how the totals of a stored table were computed.
+    """Read how the totals of a stored table were computed."""
+    with _parquet_errors(path):
+        return _weighing_of(pyarrow.parquet.read_schema(path), path)
 
-    Raises:
-        StorageError: As for `read_table`.
-    """
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
     with storage_errors("read", path):
         try:
-            return _weighing_of(pyarrow.parquet.read_schema(path), path)
+            yield
         except (pyarrow.ArrowException, ValueError) as error:
             raise StorageError(
                 f"{path} is not a complete Parquet file ({error}). Remove it, or restore a copy."
@@ -229,30 +216,18 @@ def stored_steps(directory: Path) -> list[int]:
 def read_evaluation(
     folder: RunFolder, step: int, columns: Sequence[str] | None = None
 ) -> pyarrow.Table:
-    """Read the evaluation at policy step `step`, one row per image.
-
-    Raises:
-        StorageError: There is no such evaluation, or as for `read_table`.
-    """
+    """Read the evaluation at policy step `step`, as `read_table` does."""
     return read_table(folder.evaluation_path(step), columns)
 
 
 def read_untrained(folder: RunFolder) -> RewardTable:
-    """Read the untrained model's scores on the held-out prompts, one image per row.
-
-    Raises:
-        StorageError: There is no evaluation of step 0, or it cannot be read.
-    """
+    """Read the untrained model's scores on the held-out prompts, one image per row."""
     path = folder.evaluation_path(0)
     if not path.exists():
         raise StorageError(
             f"{path} is missing: unless reward.combine is weighted_sum, the totals of evaluations "
             "are scaled by the spread of its scores. Restore it from a copy."
         )
-    return _read_scores(path)
-
-
-def _read_scores(path: Path) -> RewardTable:
     weighing = read_weighing(path)
     names = tuple(weighing.weights)
     table = read_table(path, [f"{RAW}{name}" for name in names])

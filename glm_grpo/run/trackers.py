@@ -287,7 +287,8 @@ class Trackers:
 
     def _start(self, name: str) -> GeneralTracker:
         if name == "tensorboard":
-            tracker = _TensorBoard(name, self._folder.path, purge_step=self._first_step)
+            place = self._folder.tensorboard_dir
+            tracker = _TensorBoard(place.name, place.parent, purge_step=self._first_step)
             tracker.start()
             said = filter(None, [self._about.name, self._about.notes, ", ".join(self._about.tags)])
             if text := "\n\n".join(said):
@@ -296,8 +297,8 @@ class Trackers:
             tracker = self._start_wandb()
         else:
             chosen = LOGGER_TYPE_TO_CLASS[name]
-            place = [self._folder.path] if chosen.requires_logging_directory else []
-            tracker = chosen(PROJECT_NAME, *place)
+            folder = [self._folder.path] if chosen.requires_logging_directory else []
+            tracker = chosen(PROJECT_NAME, *folder)
             tracker.start()
         # In the plain types that all trackers accept.
         plain = {

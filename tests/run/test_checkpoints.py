@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import resource
@@ -77,7 +76,7 @@ def test_values_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["policy.safetensors", "checkpoint.json"])
 def test_load_checkpoint_names_a_torn_file(name: str, tmp_path: Path) -> None:
     path = save(RunFolder(tmp_path), 1)
-    os.truncate(path / name, 20)
+    os.truncate(path / name, (path / name).stat().st_size - 1)
     with pytest.raises(CheckpointError, match=name):
         load_checkpoint(path)
 
@@ -96,15 +95,6 @@ def test_load_checkpoint_refuses_a_manifest_of_another_format(tmp_path: Path) ->
     (path / "checkpoint.json").write_text(manifest.replace('"format": 2', '"format": 1'))
     with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged: format is 1: .* be 2"):
         load_checkpoint(path)
-
-
-def test_load_checkpoint_reads_a_manifest_with_checksums(tmp_path: Path) -> None:
-    """Of checkpoints of before, which are not compared."""
-    path = save(RunFolder(tmp_path), 1)
-    manifest = json.loads((path / "checkpoint.json").read_text())
-    manifest["files"]["policy.safetensors"]["sha256"] = manifest["sha256"] = 64 * "0"
-    (path / "checkpoint.json").write_text(json.dumps(manifest))
-    assert load_checkpoint(path).step == 1
 
 
 def test_save_checkpoint_leaves_the_earlier_ones_when_the_disk_refuses(tmp_path: Path) -> None:

@@ -218,14 +218,6 @@ def test_targets_of_training_and_of_evaluation_may_share_an_id(tmp_path: Path) -
     assert np.asarray(Image.open(tmp_path / "images/targets/plain.png")).max() == 0
 
 
-def test_a_metrics_file_that_changes_under_a_run_is_an_error(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path)
-    recorder.record_step(1, {"reward/mean": 0.5})
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(StorageError, match=r"metrics\.jsonl does not end with step 1"):
-        recorder.amend_step(1, {"eval/total": 0.5})
-
-
 def record_steps(recorder: Recorder, first: int, last: int) -> None:
     for step in range(first, last + 1):
         recorder.record_step(step, {"reward/mean": step / 7, "loss/total": math.nan})
