@@ -65,7 +65,7 @@ def test_the_package_is_a_command(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["trian", "--config-dir", "my-run"], "no command 'trian': did you mean train?"),
+        (["trian", "--config-dir", "my-run"], "invalid choice: 'trian'"),
         (["plan", "--cup"], "unrecognized arguments: --cup$"),
         (["check", "--config", "a"], "could match --config-name, --config-dir"),
         (["plan", "--memory", "24"], "--memory: '24' must be a number and a unit"),
