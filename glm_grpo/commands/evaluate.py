@@ -124,12 +124,7 @@ def _changes_since(found: FoundCheckpoint, config: Config, origin: Origin) -> li
 
 
 def _make_folder(found: FoundCheckpoint, directory: Path | None) -> RunFolder:
-    """Make the folder of the result before anything is sampled.
-
-    Raises:
-        ConfigError: The folder is not empty.
-        StorageError: It cannot be written.
-    """
+    """Make the folder of the result before anything is sampled."""
     if directory is None:
         name = found.folder.evals_dir / f"step-{found.checkpoint.step:06d}"
         paths = (Path(f"{name}-{number}") for number in itertools.count(2))
@@ -177,18 +172,11 @@ def summary_table(
     """Before and after on the held-out prompts, for the terminal.
 
     Args:
-        rows: Terms, the total last.
-        title: Title of the table.
         untrained: Means before the run that this one began with; None or empty: no such column.
     """
-    columns = ("", "before", "after", "change", "95 % interval")
-    note = interval_note(row.low for row in rows)
-    if not untrained:
-        return Table(title, columns, tuple(map(change_row, rows)), note)
-    cells = [change_row(row) for row in rows]
-    return Table(
-        title,
-        ("", "untrained", *columns[1:]),
-        tuple((name, f"{untrained[name]:z.3f}", *others) for name, *others in cells),
-        note,
-    )
+    columns: tuple[str, ...] = ("", "before", "after", "change", "95 % interval")
+    cells = tuple(change_row(row) for row in rows)
+    if untrained:
+        columns = ("", "untrained", *columns[1:])
+        cells = tuple((name, f"{untrained[name]:z.3f}", *others) for name, *others in cells)
+    return Table(title, columns, cells, interval_note(row.low for row in rows))

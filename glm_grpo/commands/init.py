@@ -109,8 +109,8 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     quote a text, and the reward for it, because they have no targets.
 
     Args:
-        folder: Folder to fill, new or empty.
-        name: Name of the config to build on.
+        folder: New or empty.
+        name: Config to build on.
 
     Raises:
         ConfigError: There is no such config, or the folder is not empty.

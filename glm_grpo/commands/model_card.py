@@ -15,13 +15,7 @@ from glm_grpo.run.summaries import summarise_until
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
-    """Write the sections of a model card, in Markdown.
-
-    Args:
-        folder: Run whose evaluations provide the results.
-        config: Config of the run.
-        step: Step of the exported weights.
-    """
+    """Write the sections of a model card, in Markdown, for the weights of a step."""
     return f"{_describe_settings(config, step=step)}\n{_describe_figures(folder, step=step)}"
 
 

@@ -79,7 +79,6 @@ class Checkpoint:
     """Contents of one checkpoint.
 
     Attributes:
-        path: Its folder.
         step: Number of training steps done.
         tensors: File stem -> name -> tensor, on the CPU.
         metadata: JSON values with everything else that the run needs to continue.
@@ -92,22 +91,14 @@ class Checkpoint:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Add the checkpoint's name to errors about contents that do not fit the run.
-
-        Raises:
-            CheckpointError: As raised inside.
-        """
+        """Add the checkpoint's name to errors about contents that do not fit the run."""
         try:
             yield
         except CheckpointError as error:
             raise CheckpointError(f"{self.path / MANIFEST}: {error}") from error
 
     def run_state(self) -> StoredRunState:
-        """Validate the metadata of a checkpoint that a run wrote.
-
-        Raises:
-            CheckpointError: A value is missing or has the wrong type.
-        """
+        """Validate the metadata of a checkpoint that a run wrote."""
         return _checked(lambda: StoredRunState.model_validate(self.metadata), self.path / MANIFEST)
 
 
@@ -121,14 +112,10 @@ def save_checkpoint(
     """Write a checkpoint atomically; one of the same step is replaced.
 
     Args:
-        folder: The run.
         step: Number of training steps done.
         tensors: File stem -> name -> tensor; each stem becomes `<stem>.safetensors`. Tensors that
             share memory are written separately.
         metadata: JSON values, kept in the manifest.
-
-    Returns:
-        The checkpoint's folder.
 
     Raises:
         StorageError: Writing failed, for instance on a full or read-only disk; earlier checkpoints
@@ -172,11 +159,7 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint after verifying it.
-
-    Raises:
-        CheckpointError: A file is missing, truncated or not a tensor file; the message names it.
-    """
+    """Read a checkpoint after verifying it."""
     verify_checkpoint(path)
     manifest = _read_manifest(path)
     with storage_errors("read", path):
@@ -190,7 +173,6 @@ def newest_checkpoint(folder: RunFolder, *, before: int | None = None) -> Path |
     A checkpoint that is not intact is skipped with a warning.
 
     Args:
-        folder: The run.
         before: Only consider checkpoints of steps before this one; None: all.
     """
     for path in reversed(_checkpoints(folder)):
@@ -209,9 +191,6 @@ def forget_checkpoints_after(folder: RunFolder, step: int) -> None:
     """Remove the checkpoints of later steps, which a run that resumes at `step` writes again.
 
     Files left half-written by a killed process are removed, too.
-
-    Raises:
-        StorageError: The file system refuses.
     """
     remove_leftovers(folder.checkpoints_dir)
     for path in _checkpoints(folder):
@@ -223,12 +202,8 @@ def prune_checkpoints(folder: RunFolder, keep: int, best_step: int | None) -> No
     """Remove all checkpoints but the newest and the best, and leftovers of killed processes.
 
     Args:
-        folder: The run.
         keep: How many of the newest to keep, >= 1.
         best_step: Step of the best checkpoint, which is kept regardless of age; None if unknown.
-
-    Raises:
-        StorageError: The file system refuses.
     """
     remove_leftovers(folder.checkpoints_dir)
     for path in _checkpoints(folder)[:-keep]:

@@ -175,11 +175,7 @@ def is_free(path: Path) -> bool:
 
 
 def refuse_taken(path: Path) -> None:
-    """Refuse an output folder that would not be a new one.
-
-    Raises:
-        ConfigError: The path is a file or a folder that is not empty.
-    """
+    """Refuse an output folder that would not be a new one."""
     with storage_errors("read", path):
         if not is_free(path):
             raise ConfigError(
@@ -278,9 +274,6 @@ def remove(path: Path) -> None:
     """Remove a file or a folder; a folder disappears at once, not file by file.
 
     For a symbolic link, only the link is removed.
-
-    Raises:
-        StorageError: The file system refuses.
     """
     with storage_errors("remove", path):
         if path.is_dir() and not path.is_symlink():
@@ -299,9 +292,6 @@ def remove_leftovers(folder: Path, *, below: bool = False) -> None:
     Args:
         folder: Folder to clean up; may be missing.
         below: Whether to clean its subfolders, too.
-
-    Raises:
-        StorageError: The file system refuses.
     """
     pattern = f".*{_TEMPORARY_SUFFIX}"
     for path in sorted(folder.rglob(pattern) if below else folder.glob(pattern)):

@@ -170,9 +170,6 @@ class Recorder:
 
         A metrics line truncated by a kill is removed too, so that the resumed run ends with the
         same `metrics.jsonl` as an uninterrupted one. Checkpoints are not touched.
-
-        Raises:
-            StorageError: The file system refuses, or `metrics.jsonl` is damaged.
         """
         folder = self._folder
         rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]

@@ -120,7 +120,6 @@ class EvaluatedRun:
     """One run with all its stored evaluations.
 
     Attributes:
-        folder: The run.
         name: Shortest end of its path that is unique among the runs.
         evaluations: Evaluations in the order of their steps, at least two.
         origin: What it began with; None for a run that did not store it.
@@ -137,12 +136,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
     """Read all rollouts of a run, without tokens and log-probabilities.
 
     Args:
-        folder: The run.
-        names: Names of the terms that the run scored, in the order of the R axis.
-        group_size: G.
-
-    Raises:
-        StorageError: There is no rollout, or a table is incomplete or damaged.
+        names: Terms that the run scored, in the order of the R axis.
     """
     steps = stored_steps(folder.rollouts_dir)
     if not steps:
@@ -164,15 +158,7 @@ def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -
 
 
 def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> EvaluatedRun:
-    """Read all evaluations of a run.
-
-    Args:
-        folder: The run.
-        name: Name to show for the run.
-
-    Raises:
-        StorageError: There are fewer than two, or a table is incomplete or damaged.
-    """
+    """Read all evaluations of a run."""
     steps = evaluation_steps(folder)
     if len(steps) < 2:
         raise StorageError(

@@ -93,9 +93,6 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     Uses the first and the last stored evaluation, so it also works for an interrupted run. A
     prompt's value is the mean over its samples; a term counts the prompts it applies to.
     With an OCR term, `OCR_EXACT` follows it. Empty if there are fewer than two evaluations.
-
-    Raises:
-        StorageError: An evaluation cannot be read.
     """
     summary = summarise_until(folder, None)
     return [] if summary is None else summary.rows

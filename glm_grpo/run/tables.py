@@ -127,10 +127,6 @@ def read_metrics(folder: RunFolder) -> list[MetricsRow]:
     """Read all lines of `metrics.jsonl` in order; None stands for a value that was not finite.
 
     A last line truncated by a kill is left out; a run without metrics gives an empty list.
-
-    Raises:
-        StorageError: The file cannot be read, or a line before the last is not a JSON object of
-            numbers.
     """
     path = folder.metrics_path
     if not path.exists():

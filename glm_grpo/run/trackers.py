@@ -211,7 +211,6 @@ class Trackers:
     Args:
         folder: Folder of the run. It also stores the id of the run in W&B, so that a resumed run
             continues it.
-        config: The resolved configuration.
         about: Name, notes and tags, for TensorBoard and W&B.
     """
 

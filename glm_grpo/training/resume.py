@@ -98,7 +98,6 @@ class OpenedRun:
     """A run folder that is open for writing.
 
     Attributes:
-        folder: Run folder with its config.yaml.
         checkpoint: Checkpoint to resume from; None for a new run.
         lock: Keeps other runs out of the folder; only the main process holds it.
         is_finished: Whether all steps are done, and the last evaluation is stored.
@@ -202,10 +201,6 @@ def pin_start(
 
     Returns:
         The config. The checkpoint may be gone by now, so code that needs its contents has to check.
-
-    Raises:
-        CheckpointError: There is no run, or it has no intact checkpoint.
-        PeerError: Another process failed.
     """
     start = config.model.start_from
     if start is None:
