@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from glm_grpo.config import Config, compose_config
 from glm_grpo.config.losses import ClippedLoss
@@ -16,6 +18,7 @@ from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.grpo.update import UpdateSettings
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.types import PromptBatch
+from rewards.types import Prompt
 
 CONFIG_DIR = Path(__file__).parents[1] / "configs"
 
@@ -98,6 +101,26 @@ class NoDecoder(Decoder):
         other = copy(self)
         other.steps = steps
         return other
+
+
+class Brightness:
+    """Scores pictures by their brightness.
+
+    Args:
+        change: Is given the scores of each group and its prompt; its result counts.
+    """
+
+    def __init__(self, change: Callable[[Tensor, Prompt], Tensor] | None = None) -> None:
+        self._change = change or (lambda scores, prompt: scores)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return True
+
+    def score(self, prompts: list[Prompt], pixels: Tensor) -> Tensor:
+        return self._change(pixels.float().mean(dim=(1, 2, 3)) / 255, prompts[0])
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return ()
 
 
 class Watcher:

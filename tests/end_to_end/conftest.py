@@ -18,13 +18,12 @@ from glm_grpo.builders.prompts import Prompts, build_prompts
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
-from glm_grpo.run.folder import RunFolder
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.tiny import prompts as tiny_prompts
 from glm_grpo.tiny import world
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.resume import open_run, pin_start
-from tests.end_to_end.runs import Brightness, pay_for
+from tests.end_to_end.runs import pay_for
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
 
@@ -45,23 +44,6 @@ SMALL = (
 
 ONE_TERM = ("~reward.terms.lpips", "~reward.terms.ocr", "~reward.terms.aesthetic")
 """Little to load, where the test replaces the reward by its own (`runs.pay_for`)."""
-
-SMALL_RUN = (
-    "rollout.prompts_per_step=2",
-    "rollout.group_size=2",
-    "rollout.height=32",
-    "rollout.width=32",
-    "train.steps=4",
-    "train.micro_batch_size=2",
-    "train.eval_every=1000",
-    "train.checkpoint_every=1",
-    "train.keep_checkpoints=9",
-    "eval.samples_per_prompt=1",
-    "optim.warmup_steps=0",
-    "optim.schedule=constant",
-    "trackers=[]",
-    *ONE_TERM,
-)
 
 
 @pytest.fixture(scope="session")
@@ -99,8 +81,8 @@ def make_trainer(tmp_path, small, half_size):
     """Builds a run on the embedded model from tiny.yaml and overrides, with a small preview.
 
     `term` replaces the reward; `change_stage` and `change_batch` stand between building and
-    running; `held_out` is the number of held-out prompts that are kept; `work` is what the models
-    count as done.
+    running; `held_out` is the number of held-out prompts that are kept, None for all; `work` is
+    what the models count as done.
     """
 
     def build(
@@ -117,8 +99,9 @@ def make_trainer(tmp_path, small, half_size):
         settings = (*SMALL, *terms, f"run_dir={run_dir}", *overrides)
         config = compose_config(CONFIG_DIR, "tiny", settings)
         prompts = build_prompts(config)
-        short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
-        prompts = Prompts(training=prompts.training, held_out=short)
+        if held_out is not None:
+            short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
+            prompts = Prompts(training=prompts.training, held_out=short)
         models = build_models(config, Accelerator().device, needs_reference=True)
         opened = open_run(config)
         config = pin_start(config, opened.checkpoint)
@@ -134,43 +117,6 @@ def make_trainer(tmp_path, small, half_size):
         if change_batch is not None:
             trainer.step.batch_for_step = change_batch(trainer.step.batch_for_step)
         return trainer, models, run_dir
-
-    return build
-
-
-@pytest.fixture
-def make_run(tmp_path, small):
-    """Builds a run of the real loop on one term.
-
-    `at_step` is called with the stage and the number of each step before it begins. Another run of
-    the same folder goes on with it.
-    """
-    data = tmp_path / "prompts.txt"
-    data.write_text("a red circle\na blue square\n")
-
-    def build(*overrides, term=None, weight=1.0, at_step=lambda models, step: None, folder="run"):
-        paths = (f"data.path={data}", f"data.eval_path={data}", f"run_dir={tmp_path / folder}")
-        config = compose_config(CONFIG_DIR, "tiny", [*SMALL_RUN, *paths, *overrides])
-        accelerator = Accelerator()
-        models = build_models(config, accelerator.device, needs_reference=True)
-        models = pay_for(term or Brightness(), weight)(models)
-        trainer = build_trainer(
-            config,
-            models,
-            build_prompts(config),
-            open_run(config),
-            Launch(accelerator, Processes()),
-            Console(quiet=True),
-            show=refresh_gallery,
-        )
-        batch_for_step = trainer.step.batch_for_step
-
-        def announced(at):
-            at_step(models, at)
-            return batch_for_step(at)
-
-        trainer.step.batch_for_step = announced
-        return trainer, models, RunFolder(tmp_path / folder)
 
     return build
 

@@ -1,4 +1,4 @@
-"""Parts of tests of whole runs: a term, a signal at a step, and what a run left."""
+"""Parts of tests of whole runs: a reward, a signal at a step, and what a run left."""
 
 from __future__ import annotations
 
@@ -9,37 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.types import PromptBatch
 from rewards.base import Reward
 from rewards.score import Scorer, Term
-from rewards.types import Prompt
 
 BatchForStep = Callable[[int], PromptBatch]
-
-
-class Brightness:
-    """Scores pictures by their brightness.
-
-    Args:
-        change: Is given the scores of each group and its prompt; its result counts.
-    """
-
-    def __init__(self, change: Callable[[Tensor, Prompt], Tensor] | None = None) -> None:
-        self._change = change or (lambda scores, prompt: scores)
-
-    def applies_to(self, prompt: Prompt) -> bool:
-        return True
-
-    def score(self, prompts: list[Prompt], pixels: Tensor) -> Tensor:
-        return self._change(pixels.float().mean(dim=(1, 2, 3)) / 255, prompts[0])
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        return ()
 
 
 def pay_for(term: Reward, weight: float = 1.0, **options: Any) -> Callable[[Any], Any]:

@@ -6,11 +6,15 @@ import signal
 
 import pytest
 
+from glm_grpo.builders.models import find_start
+from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.summaries import untrained_means
 from glm_grpo.run.tables import read_metrics
-from tests.end_to_end.runs import Brightness, read_record, signal_at
+from tests.end_to_end.runs import read_record, signal_at
+from tests.factories import Brightness
 
 # Whatever a run keeps from step to step: moments of the optimizer, a reference that follows, an
 # average of the weights, the scale of evaluations, the best step, the decoder that is in use, the
@@ -50,16 +54,38 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(make_trainer):
     assert rows[-1]["kl/reference"] > 0
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(make_trainer):
-    trainer, _, _ = make_trainer("train.steps=1", term=Brightness())
-    trainer.run()
+def test_a_run_begins_with_the_weights_of_another_one_and_goes_on_with_them(
+    make_trainer, configs_dir
+):
+    # All weights, whose reference no checkpoint keeps: it is read from the other run again.
+    small = ("rollout.group_size=2", "optim.learning_rate=1e-3", "train.checkpoint_every=1")
+    sft = (*small, "train.method=sft", "train.steps=1")
+    first, _, first_dir = make_trainer(*sft, folder="first", term=Brightness())
+    first.run()
+    more = (*small, "train.steps=2", "train.eval_every=2", f"model.start_from={first_dir}")
+    whole, _, whole_dir = make_trainer(*more, folder="whole", term=Brightness())
+    whole.run()
+    stopped, _, run_dir = make_trainer(
+        *more, folder="parts", term=Brightness(), change_batch=signal_at(1, signal.SIGINT)
+    )
+    assert stopped.run() is None
+    assert "reference" not in load_checkpoint(newest_checkpoint(RunFolder(run_dir))).tensors
+    resumed, _, _ = make_trainer(*more, "train.resume=auto", folder="parts", term=Brightness())
+    assert resumed.run() is not None
+    assert read_record(run_dir) == read_record(whole_dir)
 
-    with pytest.raises(ConfigError, match="nothing is overwritten"):
-        make_trainer(term=Brightness())
+    before, after = read_metrics(RunFolder(first_dir))
+    untrained, one, two = read_metrics(RunFolder(whole_dir))
+    assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
+    means = untrained_means(RunFolder(whole_dir))
+    assert means["brightness"] == pytest.approx(before["eval/brightness"])
+    # The reference is what the run began with.
+    assert one["kl/reference"] == pytest.approx(0, abs=1e-6)
+    assert two["kl/reference"] > 1e-6
 
-
-def test_resuming_with_other_settings_names_them(make_trainer):
-    make_trainer(term=Brightness())
-
-    with pytest.raises(CheckpointError, match=r"loss\.kl_coef"):
-        make_trainer("loss.kl_coef=0.5", "train.resume=auto", term=Brightness())
+    given = [f"model.start_from={first_dir}", "model.adapter={rank: 4, alpha: 8.0}"]
+    with pytest.raises(ConfigError, match=r"(?s)model.start_from.*model.adapter = None"):
+        find_start(compose_config(configs_dir, "tiny", given))
+    misspelt = [f"model.start_from={first_dir.parent / 'frist'}"]
+    with pytest.raises(CheckpointError, match=f"did you mean {first_dir}"):
+        find_start(compose_config(configs_dir, "tiny", misspelt))

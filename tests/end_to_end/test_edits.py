@@ -8,29 +8,22 @@ import shutil
 
 import pytest
 import torch
-from accelerate import Accelerator
 from PIL import Image
-from rich.console import Console
 
-from glm_grpo.builders.launch import Launch
 from glm_grpo.builders.models import build_models
 from glm_grpo.builders.prompts import build_prompts
-from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from glm_grpo.studio.compare.comparison import compare
-from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.studio.probe.figures import report_probe
 from glm_grpo.studio.probe.page import write_probe
 from glm_grpo.studio.probe.probe import sample_probe
 from glm_grpo.tiny import world
 from glm_grpo.training.batches import build_batch
-from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import encode_sources, sample
-from glm_grpo.training.resume import open_run
 from rewards.reweigh import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
@@ -80,30 +73,13 @@ def edits(tmp_path):
     return path
 
 
-@pytest.fixture
-def make_edit_run(edits, tmp_path):
-    """Builds a run on the file of edits."""
-
-    def build(*overrides, folder="run"):
-        paths = (f"data.path={edits}", f"data.eval_path={edits}", f"run_dir={tmp_path / folder}")
-        config = compose_config(CONFIG_DIR, "tiny", [*SMALL, *SETTINGS, *paths, *overrides])
-        models = build_models(config, Accelerator().device, needs_reference=True)
-        launch = Launch(Accelerator(), Processes())
-        prompts = build_prompts(config)
-        console = Console(quiet=True)
-        trainer = build_trainer(
-            config, models, prompts, open_run(config), launch, console, show=refresh_gallery
-        )
-        return trainer, models, RunFolder(tmp_path / folder)
-
-    return build
-
-
 def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
-    make_edit_run, edits, tmp_path
+    make_trainer, edits, tmp_path
 ):
-    trainer, models, folder = make_edit_run()
+    paths = (f"data.path={edits}", f"data.eval_path={edits}")
+    trainer, models, run_dir = make_trainer(*SETTINGS, *paths, held_out=None)
     trainer.run()
+    folder = RunFolder(run_dir)
 
     table = read_table(folder.rollout_path(1))
     # The target grid alone: an edit has no preview.
@@ -153,7 +129,7 @@ def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_l
     overrides = ["data.sources=1", f"data.path={edits}", f"data.eval_path={edits}"]
     sides = ["rollout.height=32", "rollout.width=32"]
     config = compose_config(CONFIG_DIR, "tiny", [*overrides, *sides])
-    with pytest.raises(ConfigError, match=r"rollout.height=32, .* makes 4 tokens instead of 1\."):
+    with pytest.raises(ConfigError, match="makes 4 tokens instead of 1"):
         build_prompts(config)
     assert RunFolder(edits.parent / "run").path.exists() is False
 

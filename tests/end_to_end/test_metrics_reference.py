@@ -57,6 +57,9 @@ def test_the_reference_names_every_metric_of_a_run_and_no_other(make_trainer) ->
     )
     supervised.run()
 
+    row = read_metrics(RunFolder(supervised_dir))[-1]
+    assert row["loss/total"] == row["sft/cross_entropy"] > 0
+    assert not RunFolder(supervised_dir).rollouts_dir.exists()
     written = {
         as_documented(metric)
         for folder in (run_dir, supervised_dir)

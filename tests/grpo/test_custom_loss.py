@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from tests.grpo.table_policy import (
     make_logits,
 )
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+
 MODULE = """
+from dataclasses import replace
+
 import torch
 
 from glm_grpo.grpo.losses import LossOutput
@@ -40,6 +45,13 @@ def same_names(inputs):
     output = reinforce(inputs)
     hidden = ("loss/total", "loss/policy", "optim/grad_norm", "optim/learning_rate")
     return LossOutput(output.total, {name: torch.tensor(-9.0) for name in hidden})
+
+def varying(inputs):
+    calls.append(1)
+    metrics = {"mine/first": torch.tensor(1.0)} if len(calls) == 1 else {}
+    return replace(reinforce(inputs), metrics=metrics)
+
+calls = []
 
 def constant(inputs):
     return LossOutput(inputs.advantages.mean(), {})
@@ -123,3 +135,27 @@ def test_custom_loss_that_returns_no_loss_is_refused(
 def test_custom_loss_that_is_not_there_is_refused(module: str, function: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"loss.function = {function}: .*{problem}"):
         custom(function).load()
+
+
+def test_metrics_that_only_some_calls_report_are_refused(module: str) -> None:
+    logits = make_logits()
+    settings = replace(SETTINGS, loss=custom(f"{module}:varying"), micro_batch_size=2)
+    with pytest.raises(ConfigError, match="mine/first.*not reported by every call"):
+        learn(TablePolicy(logits), make_experience(logits, ADVANTAGES), settings)
+
+
+def test_the_loss_that_the_documentation_shows_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    assert code is not None
+    (tmp_path / "documented.py").write_text(code[1])
+    monkeypatch.chdir(tmp_path)
+    logits = make_logits()
+    policy = TablePolicy(logits)
+    settings = replace(SETTINGS, loss=custom("documented:reinforce"))
+    (report,) = learn(policy, make_experience(logits, ADVANTAGES), settings)
+    policy_loss = report.metrics["loss/policy"]
+    assert report.metrics["mine/token_loss"] == pytest.approx(policy_loss, abs=1e-6)
+    assert "ratio/mean" not in report.metrics
+    assert not policy.logits.equal(logits)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
+from glm_grpo.errors import DecoderError
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder, decoded_at_once
 from glm_grpo.models.glm_image.token_grid import target_token_ids, token_layout, upsample_token_ids
 from rewards.types import Prompt
@@ -56,6 +58,25 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
     assert images.pixels.shape == (2, 3, 3, 128, 128)
     assert images.decode_seeds == (5, 6)
     assert torch.equal(images.pixels[0], (drawn * 255).round().to(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("transformer", "proj_out.bias", torch.nan),
+        # The published pipeline cuts what is infinite to white, a picture like any other.
+        ("vae", "decoder.conv_out.bias", torch.inf),
+    ],
+)
+def test_pixels_that_are_not_finite_are_no_black_or_white_pictures(
+    random_pipeline, batch, token_ids, part, name, value
+):
+    pipeline = copy.deepcopy(random_pipeline)
+    with torch.no_grad():
+        getattr(pipeline, part).get_parameter(name)[0] = value
+
+    with pytest.raises(DecoderError, match="pixels of prompt .*, sample 0 are not finite"):
+        GlmImageDecoder(pipeline, steps=1, guidance_scale=1.0).decode(batch, token_ids)
 
 
 def test_group_drawn_in_parts_equals_the_group_drawn_at_once(random_pipeline, batch, token_ids):

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from glm_grpo.errors import NonFiniteError
 from glm_grpo.models.glm_image import sampling
 from glm_grpo.models.glm_image.sampling import Truncation, pick_tokens, truncation_mask
 from glm_grpo.types import PromptBatch
@@ -86,6 +87,15 @@ def test_sample_gives_full_grids_inside_the_codebook(rollout):
     assert rollout.token_ids.shape == (2, 3, 256 + 16)
     assert 0 <= int(rollout.token_ids.min()) <= int(rollout.token_ids.max()) < 512
     assert rollout.sampling_mask is None
+
+
+def test_logits_that_are_not_finite_draw_no_token(make_policy, batch, small_preview):
+    policy = make_policy()
+    with torch.no_grad():
+        policy.model.model.language_model.norm.weight[3] = torch.nan
+
+    with pytest.raises(NonFiniteError, match="rollout: .* token 0 of prompt .*, sample 0 is nan"):
+        policy.sample(batch)
 
 
 def test_sample_is_a_function_of_the_seed(policy, batch, small_preview):

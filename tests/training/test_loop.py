@@ -1,0 +1,434 @@
+"""The loop, on a policy that is a table of logits and a decoder that draws its tokens as greys."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from torch import Tensor, nn
+
+from glm_grpo.builders.launch import Launch
+from glm_grpo.builders.prompts import Prompts
+from glm_grpo.builders.trainer import build_trainer
+from glm_grpo.data.prompts import load_prompts
+from glm_grpo.errors import HackingError, MemoryLimitError, NonFiniteError, StorageError
+from glm_grpo.grpo.update import Replay
+from glm_grpo.models.offload import Offload
+from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.tables import evaluation_steps, read_metrics, read_table
+from glm_grpo.terminal import explain
+from glm_grpo.training import saver
+from glm_grpo.training.distributed.processes import Processes
+from glm_grpo.training.loop import Trainer
+from glm_grpo.training.monitors.hacking import HackingMonitor
+from glm_grpo.training.phase import Models
+from glm_grpo.training.resume import find_checkpoint, open_run
+from glm_grpo.types import PromptBatch, Rollout
+from rewards.audit.canaries import Departure
+from rewards.score import Scorer, Term
+from rewards.types import RewardError
+from tests.factories import Brightness, NoDecoder, NoPolicy, tiny_config
+
+SIDE, TOKENS, CODEBOOK = 64, 4, NoPolicy.codebook_size
+
+RUN = (
+    *("rollout.prompts_per_step=2", "rollout.group_size=2", "train.micro_batch_size=4"),
+    *(f"rollout.height={SIDE}", f"rollout.width={SIDE}", "decode.steps=2", "trackers=[]"),
+    *("train.steps=4", "train.eval_every=1000", "train.checkpoint_every=1"),
+    *("train.keep_checkpoints=9", "eval.samples_per_prompt=1", "optim.learning_rate=0.1"),
+    *("optim.warmup_steps=0", "optim.schedule=constant", "loss.kl_coef=0"),
+    "advantage.credit=image",
+)
+
+
+class TablePolicy(NoPolicy):
+    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.network = nn.Module()
+        self.logits = nn.Parameter(torch.randn(TOKENS, CODEBOOK, generator=generator))
+        self.network.logits = self.logits
+
+    def _score(self, token_ids: Tensor) -> Tensor:
+        every = self.logits.log_softmax(-1).expand(*token_ids.shape, CODEBOOK)
+        return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
+    def sample(self, batch: PromptBatch, **others: Any) -> Rollout:
+        generator = torch.Generator().manual_seed(batch.seed)
+        shape = (len(batch.prompts), batch.group_size)
+        odds = self.logits.detach().softmax(-1)
+        drawn = torch.multinomial(odds, shape[0] * shape[1], replacement=True, generator=generator)
+        token_ids = drawn.T.reshape(*shape, TOKENS).contiguous()
+        return Rollout(token_ids, self._score(token_ids).detach(), None)
+
+    def replay(self, batch: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
+        log_probs = self._score(rollout.token_ids.flatten(0, 1)[rows])
+        zeros = torch.zeros(len(rows), TOKENS)
+        return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        return [self.logits]
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {"logits": self.logits.data}
+
+    def load_state_tensors(self, tensors: Any) -> None:
+        self.logits.data.copy_(tensors["logits"])
+
+    def reference_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+
+class Greys(NoDecoder):
+    """One grey a token, side by side; with fewer steps the negative."""
+
+    steps = 2
+
+    def decode_groups(self, batch: PromptBatch, token_ids: Tensor) -> Iterator[Tensor]:
+        for tokens in token_ids:
+            levels = tokens * 16 if self.steps == Greys.steps else 255 - tokens * 16
+            greys = levels.to(torch.uint8).repeat_interleave(SIDE // TOKENS, dim=1)
+            yield greys[:, None, None, :].expand(-1, 3, SIDE, -1).contiguous()
+
+
+class Run:
+    """A trainer and what it works with; `step` is the number of the step at hand, from 0."""
+
+    trainer: Trainer
+    models: Models
+    folder: RunFolder
+    step = 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder)
+
+    def fail(self, error: type[Exception]) -> str:
+        """Runs into the error; its text."""
+        with pytest.raises(error) as caught:
+            self.trainer.run()
+        return explain(caught.value)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Run]:
+    """Builds a run on one term.
+
+    `change` is given the scores of each group, its prompt and the number of the step, `at_step` the
+    run and the number of each step before it begins. Another run of a folder goes on with it.
+    """
+    training, held_out = tmp_path / "prompts.txt", tmp_path / "held_out.txt"
+    training.write_text("".join(f"prompt {row}\n" for row in range(8)))
+    held_out.write_text("held out 0\nheld out 1\nheld out 2\n")
+
+    def build(
+        *overrides: str,
+        folder: str = "run",
+        weight: float = 1.0,
+        change: Callable[..., Tensor] = lambda scores, prompt, step: scores,
+        at_step: Callable[[Run, int], None] = lambda run, step: None,
+    ) -> Run:
+        run = Run()
+        run.folder = RunFolder(tmp_path / folder)
+        paths = (f"data.path={training}", f"data.eval_path={held_out}")
+        config = tiny_config(*RUN, *paths, f"run_dir={run.folder.path}", *overrides)
+        term = Brightness(lambda scores, prompt: change(scores, prompt, run.step))
+        run.models = Models(
+            TablePolicy(), Greys(), Scorer([Term("brightness", term, weight)]), Offload({})
+        )
+        sources = (
+            load_prompts(str(path), height=SIDE, width=SIDE) for path in (training, held_out)
+        )
+        run.trainer = build_trainer(
+            config,
+            run.models,
+            Prompts(*sources),
+            open_run(config),
+            Launch(Accelerator(), Processes()),
+            Console(quiet=True),
+            show=lambda *_: None,
+        )
+        batch_for_step = run.trainer.step.batch_for_step
+
+        def announced(step: int) -> PromptBatch:
+            run.step = step
+            at_step(run, step)
+            return batch_for_step(step)
+
+        run.trainer.step.batch_for_step = announced
+        return run
+
+    return build
+
+
+def break_gradient(*steps: int) -> Callable[[Run, int], None]:
+    """Makes the gradient of some steps infinite."""
+
+    def at_step(run: Run, step: int) -> None:
+        if step in steps:
+            parameter = run.models.policy.logits
+            hook = parameter.register_hook(
+                lambda gradient: (hook.remove(), gradient * torch.inf)[1]
+            )
+
+    return at_step
+
+
+def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run: Any) -> None:
+    run = make_run("train.steps=3", at_step=break_gradient(2))
+    assert run.trainer.run() is not None
+    assert [row["optim/skipped_updates"] for row in run.rows()[1:]] == [0, 1, 0]
+    before, after, later = (
+        load_checkpoint(run.folder.checkpoint_dir(step)).tensors for step in (1, 2, 3)
+    )
+    for stem in ("policy", "optimizer"):
+        assert all(tensor.equal(after[stem][name]) for name, tensor in before[stem].items())
+    assert not later["policy"]["logits"].equal(after["policy"]["logits"])
+
+
+def test_three_broken_steps_in_a_row_end_a_run_that_can_be_gone_on_with(make_run: Any) -> None:
+    run = make_run("train.steps=5", "train.checkpoint_every=9", at_step=break_gradient(2, 3, 4))
+    message = run.fail(NonFiniteError)
+    assert "step 4: loss or gradient was not finite" in message
+    assert [row["optim/skipped_updates"] for row in run.rows()[1:]] == [0, 1, 1, 1]
+    resume = re.search(r"train\.resume=(\S+)$", message)
+    assert resume is not None
+
+    resumed = make_run("train.steps=5", "train.checkpoint_every=9", f"train.resume={resume[1]}")
+    assert resumed.trainer.run() is not None
+    assert sum(row["optim/skipped_updates"] for row in run.rows()[1:]) in (2, 3)
+
+
+def test_finite_scores_whose_sum_overflows_name_the_picture(make_run: Any) -> None:
+    run = make_run(weight=2.0, change=lambda scores, *_: scores * 0 + 3e38)
+    message = run.fail(RewardError)
+    assert "prompt row 0, image 0 is inf, though every score is finite" in message
+    assert run.rows() == []
+
+
+def test_rollouts_are_decoded_with_their_own_steps_and_rechecked_in_full(make_run: Any) -> None:
+    # Fewer steps draw negatives, whose ranks are the other way round.
+    cheap = ("decode.rollout_steps=1", "decode.recheck_every=1", "train.steps=2")
+    run = make_run(*cheap, "rollout.group_size=8", "train.eval_every=1")
+    run.trainer.run()
+    found = [row["decode/rank_correlation/brightness"] for row in run.rows()[1:]]
+    assert found == pytest.approx([-1.0, -1.0])
+    pictures = read_table(run.folder.evaluation_path(0))["raw/brightness"].to_pylist()
+    assert all(score < 0.95 for score in pictures)
+
+
+def test_a_canary_outside_its_band_stops_and_saves_where_asked_to(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = HackingMonitor.measure
+
+    def game(monitor: HackingMonitor, step: int, *others: Any) -> Any:
+        departures = (Departure("edge_density", 0.0, 0.2, 0.4),) if step == 3 else ()
+        return replace(measure(monitor, step, *others), departures=departures)
+
+    monkeypatch.setattr(HackingMonitor, "measure", game)
+    run = make_run("reward.on_hacking=stop", "train.checkpoint_every=9")
+    message = run.fail(HackingError)
+    assert "edge_density 0 is below 0.2..0.4" in message
+    assert "on_hacking=warn" in message
+    assert [row["step"] for row in run.rows()] == [0, 1, 2, 3]
+    assert load_checkpoint(newest_checkpoint(run.folder)).step == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "phase", "key"),
+    [
+        # Evaluated before; of two updates a step, the first after the self-check and step 1.
+        ("sample", 3, "rollout", "rollout.prompts_per_step"),
+        ("replay", 4, "update", "train.micro_batch_size"),
+    ],
+)
+def test_memory_that_runs_out_names_the_phase_and_keeps_the_step_before(
+    make_run: Any, method: str, call: int, phase: str, key: str
+) -> None:
+    run = make_run("train.updates_per_rollout=2", "train.checkpoint_every=9")
+    policy, calls = run.models.policy, []
+    real, weights = getattr(policy, method), policy.logits
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        calls.append(weights.detach().clone())
+        if len(calls) == call:
+            raise MemoryError
+        return real(*arguments, **options)
+
+    setattr(policy, method, failing)
+    message = run.fail(MemoryLimitError)
+    assert f"in the {phase} phase" in message
+    assert key in message
+    assert "Step 1 is saved" in message
+    saved = load_checkpoint(newest_checkpoint(run.folder))
+    assert saved.step == 1
+    assert saved.tensors["policy"]["logits"].equal(calls[-1])
+
+
+def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evaluation(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(scores: Tensor, prompt: Any, step: int) -> Tensor:
+        if step == 2 and "held out" in prompt.prompt:
+            raise ConnectionError("the scorer is gone")
+        return scores
+
+    often = ("train.steps=3", "train.eval_every=1", "train.checkpoint_every=9")
+    run = make_run(*often, change=fail)
+    assert "the scorer is gone" in run.fail(RewardError)
+    assert load_checkpoint(newest_checkpoint(run.folder)).step == 2
+    assert ["eval/total" in row for row in run.rows()] == [True, True, False]
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    # It is made up for, also where a kill came before its line was written.
+    resumed = make_run(*often, "train.resume=auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "amend_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.trainer.run()
+    assert make_run(*often, "train.resume=auto").trainer.run() is not None
+    whole = make_run(*often, folder="whole")
+    whole.trainer.run()
+    assert evaluation_steps(run.folder) == [0, 1, 2, 3]
+    for name in ("eval/total", "reward/mean", "optim/grad_norm"):
+        assert [row.get(name) for row in run.rows()] == [row.get(name) for row in whole.rows()]
+
+
+GAINS = (0.0, 0.1, 0.3, 0.2, 0.25)
+"""What is added to the scores of the evaluation at each step: the second step is the best."""
+
+
+def test_totals_of_evaluations_compare_across_steps_and_the_best_checkpoint_is_kept(
+    make_run: Any,
+) -> None:
+    def rise(scores: Tensor, prompt: Any, step: int) -> Tensor:
+        return scores + GAINS[step] * ("held out" in prompt.prompt)
+
+    run = make_run(
+        *("reward.combine=normalize_then_sum", "train.eval_every=1", "train.keep_checkpoints=1"),
+        "optim.learning_rate=1e-12",
+        change=rise,
+    )
+    (*_, total) = run.trainer.run() or ()
+    scores = [
+        read_table(run.folder.evaluation_path(step))["raw/brightness"].to_pylist()
+        for step in range(5)
+    ]
+    # By the untrained model's mean and std over all images, though training standardises in groups.
+    start = torch.tensor(scores[0])
+    expected = [fmean((torch.tensor(each) - start.mean()) / start.std()) for each in scores]
+    totals = [row["eval/total"] for row in run.rows()]
+    assert totals == pytest.approx([float(each) for each in expected], abs=1e-4)
+    assert totals[0] < totals[1] < totals[3] < totals[4] < totals[2]
+    assert (total.before, total.after) == pytest.approx((totals[0], totals[4]), abs=1e-6)
+    assert load_checkpoint(newest_checkpoint(run.folder)).metadata["best_step"] == 2
+    assert sorted(path.name[-1] for path in run.folder.checkpoints_dir.iterdir()) == ["2", "4"]
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated_and_found(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("eval.ema_decay=0.75", "train.eval_every=4")
+    evaluated: list[Tensor] = []
+    policy = run.models.policy
+    real = policy.sample
+
+    def sample(batch: PromptBatch, *, phase: str, **others: Any) -> Rollout:
+        if phase == "evaluation":
+            evaluated.append(policy.logits.detach().clone())
+        return real(batch)
+
+    monkeypatch.setattr(policy, "sample", sample)
+    run.trainer.run()
+    saved = load_checkpoint(newest_checkpoint(run.folder)).tensors
+    assert evaluated[-1].equal(saved["average"]["logits"])
+    assert not evaluated[-1].equal(saved["policy"]["logits"])
+    assert evaluated[-1].equal(find_checkpoint(run.folder.path).evaluated["logits"])
+
+
+def test_flat_groups_are_replaced_stored_and_counted(make_run: Any) -> None:
+    def flat(scores: Tensor, prompt: Any, step: int) -> Tensor:
+        varied = torch.arange(len(scores)) / len(scores)
+        return torch.full_like(scores, 0.5) if prompt.prompt < "prompt 5" else varied
+
+    run = make_run("rollout.refill_rounds=6", "train.steps=2", change=flat)
+    run.trainer.run()
+    discarded = 0
+    for row in run.rows()[1:]:
+        groups = read_table(run.folder.rollout_path(row["step"])).to_pylist()[::2]
+        # Two that vary are found before the eight prompts are used up, and none is drawn twice.
+        assert [each["is_flat"] for each in groups] == [each["is_discarded"] for each in groups]
+        assert sum(not each["is_flat"] for each in groups) == 2
+        assert len({each["prompt_id"] for each in groups}) == len(groups)
+        assert row["advantage/discarded_groups"] == len(groups) - 2
+        discarded += len(groups) - 2
+    assert discarded > 0
+
+
+def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    third = threading.Event()
+
+    def report(owner: Any, name: str, event: Callable[..., str]) -> None:
+        act = getattr(owner, name)
+
+        def reported(*arguments: Any, **options: Any) -> Any:
+            result = act(*arguments, **options)
+            events.append(event(*arguments, **options))
+            return result
+
+        monkeypatch.setattr(owner, name, reported)
+
+    report(Recorder, "record_step", lambda _, step, metrics: f"line {step}")
+    report(Recorder, "record_evaluation", lambda _, evaluation: f"evaluation {evaluation.step}")
+    report(saver, "save_checkpoint", lambda *_, step, **__: f"checkpoint {step}")
+    record_rollout = Recorder.record_rollout
+
+    def slow(recorder: Recorder, experience: Any, pictures: Any, step: int) -> None:
+        if step == 2:
+            # Were it written before step 3 began, nobody would set it.
+            assert third.wait(60)
+        record_rollout(recorder, experience, pictures, step)
+
+    def at_step(run: Run, step: int) -> None:
+        events.append(f"step {step}")
+        if step == 3:
+            third.set()
+
+    monkeypatch.setattr(Recorder, "record_rollout", slow)
+    run = make_run("train.checkpoint_every=3", "train.eval_every=3", at_step=at_step)
+    run.trainer.run()
+    assert [event for event in events if not event.startswith("step")] == [
+        *("evaluation 0", "line 0", "line 1", "line 2", "line 3", "evaluation 3", "checkpoint 3"),
+        *("line 4", "evaluation 4", "checkpoint 4"),
+    ]
+    assert events.index("step 3") < events.index("line 2")
+    assert events.index("checkpoint 3") < events.index("step 4")
+
+
+@pytest.mark.parametrize("every", [1, 1000], ids=["at its checkpoint", "at the next step"])
+def test_what_cannot_be_written_ends_the_run_without_a_checkpoint(
+    make_run: Any, make_read_only: Any, every: int
+) -> None:
+    run = make_run(f"train.checkpoint_every={every}")
+    make_read_only(run.folder.rollouts_dir)
+    assert "step-000001.parquet: Read-" in run.fail(StorageError)
+    assert [row["step"] for row in run.rows()] == [0]
+    assert not run.folder.checkpoints_dir.exists()
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("records")] == []
