@@ -35,7 +35,7 @@ from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
 from glm_grpo.training.resume import find_checkpoint, open_run
 from glm_grpo.types import PromptBatch, Rollout
-from rewards.audit.canaries import Departure
+from rewards.canaries import Departure
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 from tests.factories import Brightness, NoDecoder, NoPolicy, tiny_config
