@@ -210,7 +210,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
                     f"{_name_some(prompt_set, rows)}"
                 )
     family = family_of(config.model.path)
-    lines += [line for of, each in prompts.named() for line in _hint_at_glyphs(family, of, each)]
+    lines += [line for of, each in prompts.named() for line in _hint_at_quoting(family, of, each)]
     trained = set(prompts.training.identities())
     rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
     if rows:
@@ -221,20 +221,22 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
     return lines
 
 
-def _hint_at_glyphs(family: ModelFamily, of: str, prompt_set: PromptSource) -> list[str]:
-    """Hint on prompts whose quoted texts differ from those that the glyph encoder reads."""
-    differing = {}
+def _hint_at_quoting(family: ModelFamily, of: str, prompt_set: PromptSource) -> list[str]:
+    """Hint on prompts whose quoted texts differ from those that the model finds."""
+    rule, differing = family.TEXT_RULE, {}
+    if rule is None:
+        return []
     for row, caption in enumerate(prompt_set.captions()):
         quoted = sorted(find_quoted_texts(caption))
-        # The encoder reads a repeated text again.
-        read = sorted({text.strip() for text in family.find_glyph_texts(caption) if text.strip()})
+        # Models read a repeated text again.
+        read = sorted({text.strip() for text in rule.find(caption) if text.strip()})
         if read != quoted:
             differing[row] = f"{_list_some(read)} for {_list_some(quoted)}"
     if not differing:
         return []
     return [
-        f"in {len(differing)} of {len(prompt_set)} {of} prompts the model's glyph encoder reads "
-        f"other texts than the quoted ones: {_name_some(prompt_set, differing)}; {family.QUOTING}"
+        f"in {len(differing)} of {len(prompt_set)} {of} prompts the model reads other texts "
+        f"than the quoted ones: {_name_some(prompt_set, differing)}; {rule.advice}"
     ]
 
 

@@ -362,9 +362,9 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     config = compose_config(configs_dir, "tiny", [*LEAST, *data, *unused])
     prompts = build_prompts(config)
     # Whatever is rewarded, the decoder reads the prompt.
-    said, _ = [line for line in hint_at_prompts(config, prompts) if "glyph" in line]
+    said, _ = [line for line in hint_at_prompts(config, prompts) if "other texts" in line]
     assert said.startswith(
-        "in 3 of 6 training prompts the model's glyph encoder reads other texts than the quoted "
+        "in 3 of 6 training prompts the model reads other texts than the quoted "
         "ones: "
         "00000 's collar with' for 'REX', 00001 nothing for 'HALT', 00005 'record' for 'JAZZ'; "
     )

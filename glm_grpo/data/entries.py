@@ -115,16 +115,17 @@ def refuse_reserved(entry: PromptEntry, tokens: ReservedTokens) -> None:
     """Refuse a prompt that contains the text of a special token.
 
     Such a token would start an image, or announce one that does not exist, in the middle of a
-    prompt. Tokens reserved by the glyph encoder are refused only in the parts of a prompt that it
-    reads. The `text` field never reaches a tokenizer of the model.
+    prompt. Some tokens are refused only in the texts that the model finds. The `text` field never
+    reaches a tokenizer of the model.
 
     Raises:
         DataError: The prompt contains one; the message names file, line and token.
     """
-    quoted = "\n".join(tokens.find_glyph_texts(entry.prompt))
+    rule = tokens.text_rule
+    quoted = "" if rule is None else "\n".join(rule.find(entry.prompt))
     for place, text, reserved in (
-        ("'prompt'", entry.prompt, tokens.language),
-        ("'prompt' in quotation marks", quoted, tokens.glyphs),
+        ("'prompt'", entry.prompt, tokens.in_prompts),
+        ("'prompt' in quotation marks", quoted, tokens.in_texts),
     ):
         if found := [token for token in reserved if token.strip() and token in text]:
             first = min(found, key=lambda token: (text.index(token), -len(token)))

@@ -186,16 +186,31 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
+class TextRule:
+    """How a model finds the texts that a prompt asks it to draw.
+
+    Attributes:
+        find: Finds them in a prompt.
+        advice: Clause for hints on how to quote them.
+    """
+
+    find: Callable[[str], Sequence[str]]
+    advice: str
+
+
+@dataclass(frozen=True)
 class ReservedTokens:
     """Texts of special tokens, which a prompt cannot contain as text.
 
     Attributes:
-        find_glyph_texts: Finds the parts of a prompt that the glyph encoder reads.
+        in_prompts: Refused anywhere in a prompt.
+        in_texts: Refused in the texts that `text_rule` finds.
+        text_rule: None for a model that reads a prompt as a whole.
     """
 
-    language: frozenset[str] = frozenset()
-    glyphs: frozenset[str] = frozenset()
-    find_glyph_texts: Callable[[str], Sequence[str]] = lambda _: ()
+    in_prompts: frozenset[str] = frozenset()
+    in_texts: frozenset[str] = frozenset()
+    text_rule: TextRule | None = None
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from glm_grpo.config import Config
-from glm_grpo.models.base import Decoder, Policy, Quantization, ReservedTokens
+from glm_grpo.models.base import Decoder, Policy, Quantization, ReservedTokens, TextRule
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.planning import Planner
 
@@ -22,10 +21,10 @@ class ModelFamily(Protocol):
     model, whose type only the family knows.
 
     Attributes:
-        QUOTING: Clause for hints on how prompts quote the texts that `find_glyph_texts` finds.
+        TEXT_RULE: How the model finds texts to draw; None if it reads a prompt as a whole.
     """
 
-    QUOTING: str
+    TEXT_RULE: TextRule | None
 
     def check_model(self, path: str) -> ReservedTokens:
         """Check what can be read in a second, before weights are downloaded or loaded.
@@ -48,10 +47,6 @@ class ModelFamily(Protocol):
 
     def hint_at_size(self, path: str, config: Config) -> list[str]:
         """Hint on an image size for which the model was not trained."""
-        ...
-
-    def find_glyph_texts(self, prompt: str) -> Sequence[str]:
-        """Find the parts of a prompt that the model takes for text to be drawn."""
         ...
 
     def knows_sizes(self, path: str) -> bool:

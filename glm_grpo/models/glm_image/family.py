@@ -9,6 +9,7 @@ from diffusers import GlmImagePipeline
 from torch import nn
 
 from glm_grpo.config import Config
+from glm_grpo.models.base import TextRule
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
@@ -26,13 +27,13 @@ from glm_grpo.models.glm_image.planner import (
     trained_side,
 )
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
+from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
 from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.seeds import derive_seed
 
 # Members of `ModelFamily`; mypy counts an imported one only if it is listed here.
 __all__ = [
-    "QUOTING",
+    "TEXT_RULE",
     "build_decoder",
     "build_planner",
     "build_policy",
@@ -40,16 +41,12 @@ __all__ = [
     "check_sizes",
     "describe",
     "export",
-    "find_glyph_texts",
     "hint_at_size",
     "knows_sizes",
     "load_pipeline",
 ]
 
-QUOTING = (
-    "it knows straight and curly quotation marks and \u300c\u300d, and takes every ' and \" for "
-    "one: write apostrophes as \u2019, and inches as \u2033"
-)
+TEXT_RULE: TextRule | None = GLYPH_RULE
 
 _LARGEST_AREA = 4
 """Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.

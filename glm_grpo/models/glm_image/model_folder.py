@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GlmImageProcessor, PreTrainedTokenizerBa
 
 from glm_grpo.errors import GlmGrpoError, ModelError
 from glm_grpo.models.base import ReservedTokens
-from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts, tokenize_prompts
+from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE, tokenize_prompts
 from rewards.out_of_memory import is_out_of_memory
 
 FETCH_AGAIN = "fetch the file again (`hf download`)"
@@ -139,9 +139,9 @@ def check_tokenizers(folder: Path, *, vocabulary: int, glyphs: int) -> ReservedT
     _check_template(place, processor)
     added = tokenizer.added_tokens_decoder.values()
     return ReservedTokens(
-        language=named | {token.content for token in added if token.special},
-        glyphs=frozenset(glyph_names),
-        find_glyph_texts=find_glyph_texts,
+        in_prompts=named | {token.content for token in added if token.special},
+        in_texts=frozenset(glyph_names),
+        text_rule=GLYPH_RULE,
     )
 
 

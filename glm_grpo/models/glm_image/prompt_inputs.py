@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
 from glm_grpo.errors import ModelError
+from glm_grpo.models.base import TextRule
 
 _COUNTED = 32
 """Number of captions that are tokenized to find the longest."""
@@ -221,3 +222,11 @@ def find_glyph_texts(prompt: str) -> Sequence[str]:
     texts: Sequence[str]
     (texts,) = GlmImagePipeline.get_glyph_texts(None, prompt)
     return texts
+
+
+GLYPH_RULE = TextRule(
+    find_glyph_texts,
+    "it knows straight and curly quotation marks and \u300c\u300d, and takes every ' and \" for "
+    "one: write apostrophes as \u2019, and inches as \u2033",
+)
+"""The glyph encoder reads what the published pipeline takes for quoted."""

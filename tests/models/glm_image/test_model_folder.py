@@ -204,4 +204,4 @@ def test_weights_in_shards_are_loaded(folder: Path, part: str) -> None:
 
 
 def test_a_fresh_pipeline_with_tied_weights_is_not_refused(random_pipeline_folder: Path) -> None:
-    assert "<|image|>" in check_model(str(random_pipeline_folder)).language
+    assert "<|image|>" in check_model(str(random_pipeline_folder)).in_prompts
