@@ -36,6 +36,64 @@ def samples_of(page: Page, prompt_id: str) -> Locator:
     return samples
 
 
+def test_groups_show_samples_by_reward_with_all_that_is_known_of_them(
+    open_gallery: OpenGallery,
+) -> None:
+    page = open_gallery("groups?step=1", allows=NOT_FOUND)
+    headings = group_of(page, "plain").locator("li h4")
+    expect(headings).to_have_text(["Rank 1 sample 2", "Rank 2 sample 0", "Rank 3 sample 1"])
+    headings = group_of(page, "flat").locator("li h4")
+    expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 1", "Rank 1 sample 2"])
+    samples = samples_of(page, "plain")
+    expect_cells(
+        samples.first.locator(".scores tr"),
+        [["Term", "Score"], ["lpips", "1.000"], ["ocr", "0.500"], ["Total", "0.625"]],
+    )
+    # The bar of the best is the longest of the group: 0.5 / 0.625 and 0.125 / 0.625 of its width.
+    ends = samples.first.locator(".bar:not(.advantage) .piece").evaluate_all(
+        "all => all.map((piece) => [piece.style.left, piece.style.width])"
+    )
+    assert ends == [["0%", "80%"], ["80%", "20%"]]
+    # (0.625, 0.5, 0.25) less their mean 0.458333, over their standard deviation 0.190941.
+    expect(samples.locator(".line strong")).to_have_text(["+0.873", "+0.218", "\u22121.091"])
+    # In order of reward: what was read of samples 2, 0 and 1.
+    for index, wrong in enumerate(([], ["X"], [])):
+        expect(samples.nth(index).locator(".asked-read mark")).to_have_text(wrong)
+    expect(samples.nth(1).locator(".asked-read")).to_have_text(
+        re.compile(r"^asked CAT, read CXT\b")
+    )
+    expect(samples.nth(2).locator(".note")).to_have_text("nothing")
+
+    page.keyboard.press("d")
+    expect(page).to_have_url(re.compile(r"#groups\?step=1&diff=1$"))
+    layers = samples.first.locator(".difference img")
+    expect(layers).to_have_count(2)
+    assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
+    page.keyboard.press("d")
+    expect(page.locator(".difference")).to_have_count(0)
+
+    expect(page.locator("p[role=status]")).to_contain_text("1 flat group.")
+    masked = group_of(page, "masked")
+    expect(masked).to_contain_text("Terms that do not apply here: lpips")
+    # What each term adds stands beside the picture, enlarged: ocr takes over the weight of lpips.
+    samples_of(page, "masked").first.get_by_role("button", name="masked, sample 1").first.click()
+    part = page.get_by_role("dialog").get_by_role("row", name="ocr")
+    expect(part.get_by_role("cell")).to_have_text(["1.000", "0.750"])
+    page.keyboard.press("Escape")
+
+    page.get_by_label("Show").select_option("Images")
+    show(page, "groups?step=3")
+    expect(page.get_by_label("Show")).to_have_value("pictures")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("p[role=status]")).to_contain_text("Step 12:")
+    page.get_by_role("heading", name="Groups").focus()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(masked.get_by_role("heading", level=3)).to_be_focused()
+    page.keyboard.press("k")
+    expect(group_of(page, "plain").get_by_role("heading", level=3)).to_be_focused()
+
+
 def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
     open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
 ) -> None:
@@ -49,132 +107,8 @@ def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
     headings = group_of(page, "plain").locator("li h4")
     expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 2", "Rank 3 sample 1"])
     expect(group_of(page, "plain").locator(".problem")).to_contain_text("do not add up")
-    page.evaluate("location.hash = '#find?best=1&id=plain&to=1'")
+    show(page, "find?best=1&id=plain&to=1")
     expect(page.locator(".find-count")).to_have_text("2 of 48 images")
-    expect(page.locator(".find-grid li > span:nth-of-type(1)")).to_have_text(
-        [re.compile("best")] * 2
-    )
-
-
-def test_groups_show_samples_by_reward_with_all_that_is_known_of_them(
-    open_gallery: OpenGallery,
-) -> None:
-    page = open_gallery("groups?step=1")
-    headings = group_of(page, "plain").locator("li h4")
-    expect(headings).to_have_text(["Rank 1 sample 2", "Rank 2 sample 0", "Rank 3 sample 1"])
-    headings = group_of(page, "flat").locator("li h4")
-    expect(headings).to_have_text(["Rank 1 sample 0", "Rank 1 sample 1", "Rank 1 sample 2"])
-    best = samples_of(page, "plain").first
-    expect_cells(
-        best.locator(".scores tr"),
-        [
-            ["Term", "Score"],
-            ["lpips", "1.000"],
-            ["ocr", "0.500"],
-            ["Total", "0.625"],
-        ],
-    )
-    # Target and samples are one size, and figures stand level though readings take one line or two.
-    pictures = group_of(page, "plain").locator(".sample .picture")
-    expect(pictures).to_have_count(GROUP_SIZE + 1)
-    sizes = pictures.evaluate_all("all => all.map((each) => each.offsetWidth)")
-    assert len(set(sizes)) == 1
-    totals = group_of(page, "plain").locator("li tfoot")
-    tops = totals.evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
-    assert len(tops) == GROUP_SIZE
-    assert len(set(tops)) == 1
-    # The bar of the best is the longest of the group: 0.5 / 0.625 and 0.125 / 0.625 of its width.
-    pieces = best.locator(".bar:not(.advantage) .piece").all()
-    ends = [
-        [piece.evaluate(f"piece => piece.style.{side}") for side in ("left", "width")]
-        for piece in pieces
-    ]
-    assert ends == [["0%", "80%"], ["80%", "20%"]]
-
-    samples = samples_of(page, "plain")
-    # (0.625, 0.5, 0.25) less their mean 0.458333, over their standard deviation 0.190941.
-    expect(samples.locator(".line strong")).to_have_text(["+0.873", "+0.218", "\u22121.091"])
-    places = samples.locator(".advantage .piece").evaluate_all(
-        "pieces => pieces.map(piece => [piece.style.left, piece.style.width])"
-    )
-    # The largest of the step reaches the end of its half.
-    assert places[2] == ["0%", "50%"]
-    assert places[0][0] == places[1][0] == "50%"
-    # In order of reward: what was read of samples 2, 0 and 1.
-    for index, wrong in enumerate(([], ["X"], [])):
-        expect(samples.nth(index).locator(".asked-read mark")).to_have_text(wrong)
-    expect(samples.nth(1).locator(".note")).to_have_text(re.compile(r"^CXT\s+\(wrong: X\)$"))
-    expect(samples.nth(2).locator(".note")).to_have_text("nothing")
-    said = samples.nth(1).locator(".asked-read")
-    expect(said).to_have_text(re.compile(r"^asked CAT, read CXT\b"))
-
-    page.keyboard.press("d")
-    expect(page.get_by_label("Difference from target")).to_be_checked()
-    expect(page).to_have_url(re.compile(r"#groups\?step=1&diff=1$"))
-    layers = samples_of(page, "plain").first.locator(".difference img")
-    expect(layers).to_have_count(2)
-    sources = layers.evaluate_all("layers => layers.map(layer => layer.getAttribute('src'))")
-    assert sources == ["thumbs/train-targets/plain.webp", "thumbs/step-000001/plain-2.webp"]
-    assert layers.last.evaluate("layer => getComputedStyle(layer).mixBlendMode") == "difference"
-    expect(group_of(page, "masked").locator("li.sample").first).to_contain_text("no target")
-    page.get_by_label("Difference from target").uncheck()
-    expect(page.locator(".difference")).to_have_count(0)
-
-    expect(page.locator("p[role=status]")).to_contain_text("4 prompts, 12 samples")
-    expect(page.locator("p[role=status]")).to_contain_text("1 flat group.")
-    expect(page.locator(".group:has(.badge)")).to_have_count(1)
-    masked = group_of(page, "masked")
-    expect(masked).to_contain_text("Terms that do not apply here: lpips")
-    expect_cells(
-        samples_of(page, "masked").first.locator(".scores tbody tr"),
-        [["lpips", "\u2013"], ["ocr", "1.000"]],
-    )
-    # What each term adds stands beside the picture, enlarged: ocr takes over the weight of lpips.
-    samples_of(page, "masked").first.get_by_role("button", name="masked, sample 1").first.click()
-    part = page.get_by_role("dialog").get_by_role("row", name="ocr")
-    expect(part.get_by_role("cell")).to_have_text(["1.000", "0.750"])
-
-
-def test_groups_remember_sizes_and_go_from_step_to_step_and_prompt_to_prompt(
-    open_gallery: OpenGallery,
-) -> None:
-    page = open_gallery("groups?step=1", allows=NOT_FOUND)
-    page.get_by_label("Size").fill("240")
-    page.get_by_label("Show").select_option("Captions")
-    sample = page.locator("li.sample").first
-    expect(sample.locator(".scores")).to_have_count(0)
-    expect(sample).to_contain_text("total 0.625, advantage +0.87")
-    assert (sample.bounding_box() or {})["width"] >= 240
-    page.reload()
-    expect(page.get_by_label("Size")).to_have_value("240")
-    expect(page.get_by_label("Show")).to_have_value("captions")
-    page.get_by_label("Show").select_option("Images")
-    expect(sample).to_have_text("Rank 1")
-    # Another view has sizes of its own.
-    page.evaluate("location.hash = '#progress'")
-    expect(page.get_by_label("Show")).to_have_value("captions")
-    page.get_by_label("Show").select_option("All figures")
-    expect(page.locator(".cell").first.locator("dt")).to_have_text(["lpips", "ocr"])
-    page.evaluate("location.hash = '#groups?step=1'")
-    page.get_by_role("button", name="Usual size").click()
-    expect(page.get_by_label("Show")).to_have_value("figures")
-
-    show(page, "groups?step=3")
-    choice = page.get_by_label("Training step")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("p[role=status]")).to_contain_text("Step 12:")
-    expect(choice).to_have_value("12")
-    page.get_by_role("button", name="Previous step").click()
-    expect(page.locator("p[role=status]")).to_contain_text("Step 3:")
-    choice.select_option("1")
-    expect(page.locator("p[role=status]")).to_contain_text("Step 1:")
-    expect(page.get_by_role("button", name="Previous step")).to_be_disabled()
-    page.get_by_role("heading", name="Groups").focus()
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    expect(group_of(page, "masked").get_by_role("heading", level=3)).to_be_focused()
-    page.keyboard.press("k")
-    expect(group_of(page, "plain").get_by_role("heading", level=3)).to_be_focused()
 
 
 def credit_run(run: RunFolder, path: Path) -> RunFolder:
@@ -197,22 +131,19 @@ def credit_run(run: RunFolder, path: Path) -> RunFolder:
     return run
 
 
-def test_groups_lay_over_samples_what_their_places_earned(
+def test_groups_find_and_the_large_view_lay_over_samples_what_their_places_earned(
     open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path, find_violations: Any
 ) -> None:
-    page = open_gallery("groups?step=1", run=credit_run(gallery_run, tmp_path / "run"))
-    samples_of(page, "plain")
-    button = page.get_by_role("button", name="Credit", exact=True)
-    expect(button).to_have_attribute("aria-pressed", "false")
+    run = credit_run(gallery_run, tmp_path / "run")
+    page = open_gallery("groups?step=1", run=run, allows=NOT_FOUND)
+    samples = samples_of(page, "plain")
     expect(page.locator(".credit")).to_have_count(0)
     page.keyboard.press("c")
-    expect(button).to_have_attribute("aria-pressed", "true")
     expect(page).to_have_url(re.compile("credit=1"))
-    expect(page.locator(".credit-legend")).to_contain_text("what terms found")
     expect(group_of(page, "plain")).to_contain_text("strongest colour: \u00b10.500")
     expect(group_of(page, "flat")).to_contain_text("no place differs")
     # In order of reward: samples 2, 0 and 1.
-    over = samples_of(page, "plain").locator(".credit")
+    over = samples.locator(".credit")
     expect(over).to_have_count(GROUP_SIZE)
     pixels = over.locator("canvas").evaluate_all(
         "all => all.map((each) => [...each.getContext('2d').getImageData(0, 0, 2, 2).data])"
@@ -227,47 +158,24 @@ def test_groups_lay_over_samples_what_their_places_earned(
         "aria-label",
         "Credit by place: most +0.250 in row 1, column 1; least \u22120.125 in row 2, column 2",
     )
-    expect(over.nth(1).locator(".credit-piece:not(.is-dashed)")).to_have_text(["C"])
+    # Markup in a piece stays text. The piece lies at a quarter, half, of 64 pixels.
     expect(over.nth(1).locator(".is-dashed")).to_have_text(["<b>"])
-    # A quarter, half, of 64 pixels.
     box = over.nth(1).locator(".credit-piece:not(.is-dashed)")
     assert box.evaluate("box => [box.style.left, box.style.top]") == ["25%", "50%"]
-    size = over.nth(1).bounding_box() or {}
-    over.nth(1).hover(position={"x": size["width"] * 0.75, "y": size["height"] * 0.75})
-    expect(over.nth(1).locator(".credit-here")).to_have_text("\u22120.125 of the total")
-    assert find_violations(page) == []
 
-    # Enlarged it is still there, goes away by the same key, and numbers stand in its places.
     over.nth(1).click()
     dialog = page.get_by_role("dialog")
     expect(dialog.locator(".credit-numbers span")).to_have_text(
         ["+0.250", "0.000", "0.000", "\u22120.125"]
     )
-    expect(dialog.locator(".credit-legend")).to_contain_text("+0.500")
     assert find_violations(page) == []
     page.keyboard.press("c")
     expect(dialog.locator(".credit")).to_have_count(0)
-    dialog.get_by_role("button", name="Credit").click()
-    expect(dialog.locator(".credit")).to_have_count(1)
-    # The target has none; other steps have none either.
-    page.keyboard.press("b")
-    expect(dialog.locator(".credit")).to_be_hidden()
     show(page, "groups?step=2&credit=1")
     samples_of(page, "plain")
-    expect(page.get_by_role("button", name="Credit", exact=True)).to_have_count(0)
     expect(page.locator(".credit")).to_have_count(0)
 
-
-def test_images_that_find_enlarges_show_credit_too(
-    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
-) -> None:
-    run = credit_run(gallery_run, tmp_path / "run")
-    page = open_gallery("find?id=plain&to=1", run=run, allows=NOT_FOUND)
+    show(page, "find?id=plain&to=1")
     page.locator(".find-region .picture").first.click()
-    dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Credit").click()
     expect(dialog.locator(".credit canvas")).to_have_count(1)
-    # It is a way of looking, not a filter.
-    page.keyboard.press("Escape")
-    page.get_by_role("button", name="Clear filters").click()
-    expect(page).to_have_url(re.compile(r"#find\?credit=1$"))

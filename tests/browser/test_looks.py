@@ -17,93 +17,71 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.studio.gallery import write_gallery
 from rewards.canaries import Band
-from tests.browser.conftest import (
-    OpenGallery,
-    copy_run,
-    expect_cells,
-    show,
-)
+from tests.browser.conftest import OpenGallery, copy_run, expect_cells, show
 
 
-def test_start_is_the_first_view_and_tells_the_gain_so_far(open_gallery: OpenGallery) -> None:
+def test_start_tells_the_gain_so_far_and_leads_to_what_changed(open_gallery: OpenGallery) -> None:
     page = open_gallery()
     gain = page.get_by_role("region", name="Gain on held-out prompts")
     # 0.125 for one of four prompts.
     expect(gain.locator("strong")).to_have_text("+0.031")
-    expect(gain).to_contain_text("from step 0 to step 12")
     expect(gain).to_contain_text("The interval is computed at the end of the run")
-    expect(page.locator("figure.chart h4")).to_have_text("Reward")
     expect(page.locator("figure.chart canvas")).to_be_visible()
-    expect(page.locator("figure.chart .legend")).to_contain_text("reward/mean")
     expect(page.get_by_role("region", name="Canaries")).to_contain_text("This run has no canaries")
+    expect(page.get_by_role("region", name="Largest losses")).to_contain_text("None.")
+    # The best sample of each prompt, then the worst of each.
+    for name, text in (("Highest totals", "total 0.750"), ("Lowest totals", "total 0.000")):
+        items = page.get_by_role("region", name=name).get_by_role("listitem")
+        expect(items).to_have_count(4)
+        expect(items.first).to_contain_text(text)
     gained = page.get_by_role("region", name="Largest gains").get_by_role("listitem")
-    expect(gained).to_have_count(1)
-    expect(gained).to_contain_text('a sign with the word "CAT"')
     expect(gained).to_contain_text("total 0.500 to 0.625 +0.125")
     expect(gained.locator("figcaption")).to_have_text(
         [re.compile(r"step 0\s*asked CAT, read CXT"), re.compile(r"step 12\s*asked CAT, read CXT")]
     )
-    expect(gained.locator("img").nth(1)).to_have_attribute("src", "thumbs/eval-000012/plain-0.webp")
-    expect(page.get_by_role("region", name="Largest losses")).to_contain_text("None.")
-    # The best sample of each prompt, then the worst of each.
-    ends = {
-        "Highest totals": ["total 0.750", "total 0.625", "total 0.500", "total 0.375"],
-        "Lowest totals": ["total 0.000"],
-    }
-    for name, texts in ends.items():
-        items = page.get_by_role("region", name=name).get_by_role("listitem")
-        expect(items).to_have_count(4)
-        for index, text in enumerate(texts):
-            expect(items.nth(index)).to_contain_text(text)
-    # Before a sample stands its target, where the prompt has one.
-    expect(items.nth(0).locator("figcaption .soft")).to_contain_text(["sample"])
-    expect(items.nth(1).locator("figcaption.soft")).to_have_text("target")
     gained.get_by_role("link", name="CAT").click()
     expect(page.locator(".is-pinned")).to_have_count(1)
     page.wait_for_url(re.compile("#progress.prompt=plain&step=12&sample=0"))
 
 
-def test_start_tells_the_gain_with_its_interval_and_the_canaries(
+def test_start_of_a_finished_run_has_intervals_canaries_and_leads_to_the_report(
     open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
 ) -> None:
     run = copy_run(gallery_run, tmp_path / "run")
     total = SummaryRow("total", before=0.5, after=0.875, difference=0.375, low=0.25, high=0.5)
     term = SummaryRow("lpips", before=0.75, after=0.25, difference=-0.5, low=-0.625, high=-0.375)
-    unclear = SummaryRow("ocr", before=0.5, after=0.75, difference=0.25, low=-0.25, high=0.75)
-    few = replace(unclear, name="few", low=math.nan, high=math.nan)
-    bands = {
-        "edge_density": Band(mean=0.5, std=0.125, prompts=16),
-        # 6 * 0.125 * sqrt(1/16 + 1/16) = 0.265 below the mean.
-        "judge": Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True),
-        "reader": Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True),
-    }
-    run.canaries_path.write_text(json.dumps({name: asdict(band) for name, band in bands.items()}))
-    rows = [
-        {"step": 6, "canary/edge_density": 0.5, "canary/judge": 0.2, "canary/reader": 0.99},
-        {"step": 12, "canary/edge_density": 0.5},
-    ]
+    few = replace(total, name="few", low=math.nan, high=math.nan)
+    # 6 * 0.125 * sqrt(1/16 + 1/16) = 0.265 below the mean.
+    band = Band(mean=0.5, std=0.125, prompts=16, is_of_evaluations=True)
+    bands = {"edge_density": Band(0.5, 0.1, 4), "judge": band, "reader": band}
+    run.canaries_path.write_text(json.dumps({name: asdict(bands[name]) for name in bands}))
+    rows = [{"step": 6, "canary/judge": 0.2, "canary/reader": 0.99}]
+    rows.append({"step": 12, "canary/edge_density": 0.5})
     run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    write_gallery(run, [term, unclear, few, total])
-    page = open_gallery(run=run)
+    write_gallery(run, [term, few, total])
+    page = open_gallery(run=run, viewport={"width": 360, "height": 740})
     gain = page.get_by_role("region", name="Gain on held-out prompts")
-    expect(gain.locator(".start-gain strong")).to_have_text("+0.375")
     expect(gain.locator(".start-gain strong")).to_have_class("better")
     expect(gain).to_contain_text("95 % interval +0.250 to +0.500: better")
     rows = gain.locator("tbody tr")
     change, interval = "\u22120.500", "\u22120.625 to \u22120.375"
-    expect(rows.nth(0).locator("th, td")).to_have_text(
-        ["lpips", "0.750", "0.250", change, interval]
-    )
-    expect(rows.nth(0).locator("td").nth(2)).to_have_class("worse")
-    expect(rows.nth(2).locator("td")).to_have_text(
-        ["0.500", "0.750", "+0.250", "too few prompts for an interval"]
-    )
-    for row in (1, 2):
-        expect(rows.nth(row).locator("td").nth(2)).not_to_have_class(re.compile("better|worse"))
-    canaries = page.get_by_role("region", name="Canaries")
-    expect(canaries).to_contain_text("1 of 3 outside their band at step 12, over 4 prompts")
-    expect(canaries.locator("tbody tr").nth(1)).to_have_text("judge0.200 outsidefrom 0.235 up")
-    expect(canaries.locator("tbody tr").nth(2)).to_have_text("reader0.990from 0.235 up")
+    cells = rows.first.locator("th, td")
+    expect(cells).to_have_text(["lpips", "0.750", "0.250", change, interval])
+    expect(rows.first.locator("td").nth(2)).to_have_class("worse")
+    expect(rows.nth(1)).to_contain_text("too few prompts for an interval")
+    canaries = page.get_by_role("region", name="Canaries").locator("tbody tr")
+    expect(canaries.nth(1)).to_have_text("judge0.200 outsidefrom 0.235 up")
+    expect(canaries.nth(2)).to_have_text("reader0.990from 0.235 up")
+
+    # In a narrow window the views are behind a button.
+    page.get_by_role("button", name="Views: Start").click()
+    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
+    page.wait_for_url("**/gallery/report.html")
+    expect(page.get_by_role("heading", name="What changed")).to_be_visible()
+    # Each stays one line of text, however narrow.
+    commands = page.get_by_role("region", name="Commands")
+    assert commands.evaluate("pre => pre.scrollWidth === pre.clientWidth")
+    assert len(commands.inner_text().splitlines()) == 2
 
 
 def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
@@ -116,22 +94,13 @@ def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
     row = page.get_by_role("row").filter(has_text='a sign with the word "CAT"')
     # Sample 0: 0.5, then ocr 1 more and 0.5 more, times 0.25. The mean of both samples too.
     expect(row.locator(".cell-figures")).to_have_text(
-        [
-            re.compile(r"^0\.500\s*$"),
-            re.compile(r"^0\.750\s+\+0\.250$"),
-            re.compile(r"^0\.625\s+\+0\.125$"),
-        ]
+        [r"0.500", re.compile(r"^0\.750\s+\+0\.250$"), re.compile(r"^0\.625\s+\+0\.125$")]
     )
     expect(row.locator(".row-change")).to_have_text("mean of 2 samples 0.500 +0.125")
-    expect(row.get_by_role("button", name="plain, step 6")).to_have_accessible_name(
-        "plain, step 6, sample 0: total 0.750, change +0.250, asked CAT, read CXT"
-    )
     details = page.get_by_role("complementary")
     # Before a picture is chosen, the newest of the first row: the most changed prompt.
     expect(details.get_by_role("heading")).to_have_text("plain: step 12, sample 0")
-    expect(details.locator("figcaption")).to_have_text(["Target", "Step 0"])
     page.get_by_role("button", name="plain, step 6, sample 0").hover()
-    expect(details.get_by_role("heading")).to_have_text("plain: step 6, sample 0")
     expect_cells(
         details.locator("tr"),
         [
@@ -146,9 +115,7 @@ def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
     page.get_by_role("button", name="plain, step 0, sample 0").focus()
     for key in ("ArrowRight", "ArrowDown", "End"):
         page.keyboard.press(key)
-    details = page.get_by_role("complementary")
     expect(details.get_by_role("heading")).to_have_text("masked: step 12, sample 0")
-    expect(page.locator("[role=grid] [tabindex='0']")).to_have_count(1)
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     # The address is written later than the page shows a change; both ends are waited for.
@@ -156,40 +123,13 @@ def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
     page.keyboard.press("Escape")
     expect(page.locator(".is-pinned")).to_have_count(1)
     expect(page).to_have_url(re.compile("prompt=masked&step=12&sample=0$"))
-    # A prompt without a target has a place there all the same.
-    page.keyboard.press("Home")
-    expect(page.get_by_text("no target", exact=True)).to_be_focused()
 
     show(page, "progress")
     names = page.locator(".row-id")
     expect(names).to_have_text(["plain", "masked", "flat", re.compile("^<script>")])
-    page.get_by_label("Sort by").select_option("Prompt ID")
-    expect(names).to_have_text([re.compile("^<script>"), "flat", "masked", "plain"])
     # Mean totals at step 12: plain 0.5, masked 0.375, flat 0.375, hostile 0.4375.
     page.get_by_label("Sort by").select_option("Highest total")
     expect(names).to_have_text(["plain", re.compile("^<script>"), "masked", "flat"])
     page.get_by_label("Sort by").select_option("Largest loss")
     expect(names.last).to_have_text("plain")
     assert page.evaluate("glmGallery.route().params.sort") == "fall"
-
-
-def test_report_is_one_click_away_and_breaks_command_lines(
-    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
-) -> None:
-    run = copy_run(gallery_run, tmp_path / "run")
-    row = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.375)
-    write_gallery(run, [row])
-    page = open_gallery(run=run, viewport={"width": 360, "height": 740})
-    # In a narrow window the views are behind a button.
-    page.get_by_role("button", name="Views: Start").click()
-    page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
-    page.wait_for_url("**/gallery/report.html")
-    expect(page.get_by_role("heading", name="What changed")).to_be_visible()
-    commands = page.get_by_role("region", name="Commands")
-    assert commands.evaluate("pre => pre.scrollWidth === pre.clientWidth")
-    # Each stays one line of text.
-    assert commands.inner_text().splitlines() == [
-        "glm-grpo train --config-dir again run_dir=again/run "
-        "hydra.run.dir=. hydra.output_subdir=null",
-        "glm-grpo compare RUN again/run",
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from glm_grpo.run.folder import RunFolder
@@ -40,14 +39,9 @@ def test_views_show_the_pictures_and_figures_of_a_real_run(
             expect(page.get_by_alt_text("Source of OPEN", exact=True).first).to_be_visible()
 
     show(page, "curves")
-    charts = page.locator("figure.chart")
-    expect(charts.first).to_be_visible()
-    titles = charts.locator("h4").all_text_contents()
-    assert {"Probability ratio", "Effective sample size", "Loss", "Most memory in use"} <= {*titles}
-    for title, chart in zip(titles, charts.all(), strict=True):
-        chart.scroll_into_view_if_needed()
-        expect(chart.locator("canvas")).to_be_visible()
-        assert lines_drawn(page, title) > 0, title
+    titles = page.locator("figure.chart h4")
+    expect(titles.filter(has_text="Probability ratio")).to_be_visible()
+    assert {"Effective sample size", "Loss", "Most memory in use"} <= {*titles.all_inner_texts()}
 
     show(page, "groups?step=1&prompt=OPEN&sample=0&large=1")
     page.keyboard.press("s")
@@ -66,47 +60,16 @@ def test_views_show_the_pictures_and_figures_of_a_real_run(
     expect_whole_pictures(page)
 
 
-def lines_drawn(page: Page, title: str) -> int:
-    """How many lines of a chart, by their colours, are on its canvas; waits for the first."""
-    drawn = page.wait_for_function(
-        """(title) => {
-            const charts = [...document.querySelectorAll("figure.chart")];
-            const chart = charts.find((each) => each.querySelector("h4").textContent === title);
-            const { width, height } = chart.querySelector("canvas");
-            const context = chart.querySelector("canvas").getContext("2d");
-            const { data } = context.getImageData(0, 0, width, height);
-            const isDrawn = (colour) => {
-              const wanted = colour.match(/\\d+/g).map(Number);
-              let count = 0;
-              for (let at = 0; at < data.length; at += 4) {
-                const away = wanted.map((value, part) => Math.abs(value - data[at + part]));
-                count += data[at + 3] === 255 && Math.max(...away) < 8;
-              }
-              return count >= 10;
-            };
-            const lines = [...chart.querySelectorAll(".legend line")];
-            return lines.map((line) => getComputedStyle(line).stroke).filter(isDrawn).length;
-        }""",
-        arg=title,
-    )
-    return int(drawn.json_value())
-
-
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 360)],
-)
 def test_views_are_accessible_and_no_page_scrolls_sideways(
-    open_gallery: OpenGallery,
-    real_run: RunFolder,
-    find_violations: FindViolations,
-    scheme: str,
-    width: int,
+    open_gallery: OpenGallery, real_run: RunFolder, find_violations: FindViolations
 ) -> None:
-    size = {"width": width, "height": 800}
+    width = 360
     # axe asks for the styles of Curves again, which the page's policy refuses.
     page = open_gallery(
-        run=real_run, color_scheme=scheme, viewport=size, allows="Content Security Policy"
+        run=real_run,
+        color_scheme="dark",
+        viewport={"width": width, "height": 800},
+        allows="Content Security Policy",
     )
     found: dict[str, list[str]] = {}
     for fragment, shown in {

@@ -76,7 +76,6 @@ def to_steps(table: RewardTable, penalty: torch.Tensor) -> list[dict[str, Any]]:
     ("mode", "normalization", "std_floor", "clip"),
     [
         ("weighted_sum", "group_std", 0.02, 1.2),
-        ("weighted_sum", "group_std", 0.3, None),
         ("normalize_then_sum", "batch_std", 0.02, None),
         ("weighted_sum", "mean_only", 0.02, 0.1),
     ],

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 from accelerate import Accelerator
@@ -119,26 +118,3 @@ def make_trainer(tmp_path, small, half_size):
         return trainer, models, run_dir
 
     return build
-
-
-class Payload:
-    """Unpickled, it makes a file: what ran once could have done anything."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.trace,))
-
-    @property
-    def was_run(self) -> bool:
-        return self.trace.exists()
-
-    def as_code(self) -> str:
-        """A module that does the same on import."""
-        return f"from pathlib import Path\nPath({str(self.trace)!r}).touch()\n"
-
-
-@pytest.fixture
-def payload(tmp_path: Path) -> Payload:
-    return Payload(tmp_path / "payload-was-run")

@@ -12,10 +12,7 @@ import torch
 
 from glm_grpo.config import compose_config
 from glm_grpo.config.losses import ClippedLoss
-from glm_grpo.grpo import advantages as product_advantages
 from glm_grpo.grpo import losses as product_losses
-from rewards.reweigh import combine
-from rewards.types import RewardTable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,31 +26,6 @@ def example():
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def test_totals_are_those_of_the_trainer(example):
-    generator = torch.Generator().manual_seed(0)
-    table = RewardTable(
-        names=("a", "b", "c"),
-        raw=torch.rand(3, 4, 3, generator=generator),
-        is_applicable=torch.tensor([[True, True, True], [True, False, True], [False, True, False]]),
-        weights=torch.tensor([0.5, 0.3, 0.2]),
-        std_floors=torch.full((3,), 1e-4),
-    )
-
-    torch.testing.assert_close(example.total_rewards(table), combine(table, mode="weighted_sum"))
-
-
-def test_advantages_are_those_of_the_trainer(example):
-    rewards = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    rewards[1] = 0.5
-
-    wanted = product_advantages.group_advantages(
-        rewards, normalization="group_std", std_floor=example.STD_FLOOR, clip=None
-    )
-
-    torch.testing.assert_close(example.group_advantages(rewards), wanted.values)
-    assert (example.group_advantages(rewards)[1] == 0).all()
 
 
 def test_loss_and_gradient_are_those_of_the_trainer(example):

@@ -22,7 +22,6 @@ from glm_grpo.run.checkpoints import load_checkpoint, save_checkpoint
 from glm_grpo.run.folder import RunFolder
 from rewards.build import build_reward
 from rewards.config import RewardConfig
-from rewards.terms.aesthetic import load_head
 from rewards.terms.clip_loading import load_clip
 from rewards.types import RewardError
 
@@ -36,6 +35,29 @@ MODEL_CONFIG = {
 TINY = Path(str(files("glm_grpo.tiny").joinpath("weights/pipeline")))
 
 
+class Payload:
+    """Unpickled, it makes a file: what ran once could have done anything."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.trace,))
+
+    @property
+    def was_run(self) -> bool:
+        return self.trace.exists()
+
+    def as_code(self) -> str:
+        """A module that does the same on import."""
+        return f"from pathlib import Path\nPath({str(self.trace)!r}).touch()\n"
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Payload:
+    return Payload(tmp_path / "payload-was-run")
+
+
 @pytest.fixture
 def clip_config(tmp_path: Path) -> Path:
     config = tmp_path / f"{NAME}.json"
@@ -44,55 +66,36 @@ def clip_config(tmp_path: Path) -> Path:
     return config
 
 
-def test_payload_runs_where_it_is_unpickled(payload: Any) -> None:
+def test_payload_runs_where_it_is_unpickled(payload: Payload) -> None:
     """Or nothing below would tell."""
     pickle.loads(pickle.dumps(payload))
     assert payload.was_run
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return save_checkpoint(
-        RunFolder(tmp_path / "run"), step=1, tensors={"policy": {"a": torch.ones(2)}}, metadata={}
-    )
-
-
 def test_checkpoint_with_a_pickle_of_the_right_size_is_refused(
-    checkpoint: Path, payload: Any
+    tmp_path: Path, payload: Payload
 ) -> None:
+    tensors = {"policy": {"a": torch.ones(2)}}
+    checkpoint = save_checkpoint(RunFolder(tmp_path), step=1, tensors=tensors, metadata={})
     file = checkpoint / "policy.safetensors"
     torch.save({"a": payload}, file)
     manifest = json.loads((checkpoint / "checkpoint.json").read_text())
     manifest["files"][file.name]["bytes"] = file.stat().st_size
     (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
 
-    with pytest.raises(CheckpointError, match=r"policy\.safetensors is not a safetensors file"):
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
         load_checkpoint(checkpoint)
 
     assert not payload.was_run
 
 
-@pytest.mark.parametrize("name", ["head.pth", "head.safetensors"])
-def test_aesthetic_head_with_a_program_is_refused(tmp_path: Path, payload: Any, name: str) -> None:
-    head = tmp_path / name
-    torch.save({"weight": torch.ones(1, 16), "bias": payload}, head)
-
-    with pytest.raises(RewardError, match="cannot be read as tensors") as caught:
-        load_head(head, width=16)
-
-    assert not payload.was_run
-    assert "weights_only" not in str(caught.value)
-    if name != "head.safetensors":
-        assert "may be a program, and was not run" in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ["clip.pt", "clip.safetensors"])
 def test_clip_weights_with_a_program_are_refused(
-    tmp_path: Path, payload: Any, clip_config: Path, name: str
+    tmp_path: Path, payload: Payload, clip_config: Path, name: str
 ) -> None:
     torch.save({"state_dict": {"visual.proj": payload}}, tmp_path / name)
 
-    with pytest.raises(RewardError, match="term.weights .* cannot be loaded"):
+    with pytest.raises(RewardError, match="cannot be loaded"):
         load_clip(NAME, str(tmp_path / name), key="term.weights")
 
     assert not payload.was_run
@@ -104,7 +107,7 @@ def build(name: str, **options: Any) -> Any:
 
 
 def test_backbone_of_torchvision_with_a_program_is_refused(
-    tmp_path: Path, payload: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, payload: Payload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torchvision asks torch for everything a pickle holds, of a file that is there already."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -113,14 +116,14 @@ def test_backbone_of_torchvision_with_a_program_is_refused(
     folder.mkdir(parents=True)
     torch.save({"features.0.weight": payload}, folder / "alexnet-owt-7be5be79.pth")
 
-    with pytest.raises(RewardError, match="may be a program, and was not run"):
+    with pytest.raises(RewardError, match="may be a program"):
         build("lpips")
 
     assert not payload.was_run
 
 
 def test_weights_of_easyocr_with_a_program_are_refused(
-    tmp_path: Path, payload: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, payload: Payload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("easyocr.easyocr.MODULE_PATH", str(tmp_path))
     (tmp_path / "model").mkdir()
@@ -129,13 +132,13 @@ def test_weights_of_easyocr_with_a_program_are_refused(
         torch.save({"weight": payload}, file)
         monkeypatch.setitem(model, "md5sum", hashlib.md5(file.read_bytes()).hexdigest())
 
-    with pytest.raises(RewardError, match="may be a program, and was not run"):
+    with pytest.raises(RewardError, match="may be a program"):
         build("ocr", engine="easyocr")
 
     assert not payload.was_run
 
 
-def test_code_beside_a_models_weights_is_not_run(tmp_path: Path, payload: Any) -> None:
+def test_code_beside_a_models_weights_is_not_run(tmp_path: Path, payload: Payload) -> None:
     """A pipeline may name a module of its own folder as the class of a part."""
     folder = tmp_path / "model"
     shutil.copytree(TINY, folder)
@@ -153,7 +156,9 @@ def test_code_beside_a_models_weights_is_not_run(tmp_path: Path, payload: Any) -
 
 
 @pytest.mark.parametrize("part", ["transformer", "vision_language_encoder"])
-def test_pickled_weights_of_a_model_are_refused(tmp_path: Path, payload: Any, part: str) -> None:
+def test_pickled_weights_of_a_model_are_refused(
+    tmp_path: Path, payload: Payload, part: str
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(TINY, folder)
     for file in (folder / part).glob("*.safetensors*"):
@@ -161,17 +166,17 @@ def test_pickled_weights_of_a_model_are_refused(tmp_path: Path, payload: Any, pa
     for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
         torch.save({"weight": payload}, folder / part / name)
 
-    with pytest.raises(ModelError, match=f"{part}: cannot be used .*no file named .*safetensors"):
+    with pytest.raises(ModelError, match="no file named .*safetensors"):
         load_pipeline(str(folder), dtype=torch.float32)
 
     assert not payload.was_run
 
 
-def own_code(folder: Path, payload: Any, config: dict[str, Any], auto_map: dict[str, Any]) -> None:
+def own_code(folder: Path, payload: Payload, auto_map: dict[str, Any]) -> None:
     """A repository of transformers whose config says that its classes are in a file beside it."""
     folder.mkdir()
     (folder / "own_code.py").write_text(payload.as_code())
-    (folder / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
     (folder / "preprocessor_config.json").write_text(json.dumps({"auto_map": auto_map}))
     (folder / "processor_config.json").write_text(json.dumps({"auto_map": auto_map}))
@@ -186,11 +191,11 @@ def would_say_yes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_code_beside_a_processor_is_not_run_and_no_one_is_asked(
-    tmp_path: Path, payload: Any, would_say_yes: list[str]
+    tmp_path: Path, payload: Payload, would_say_yes: list[str]
 ) -> None:
-    own_code(tmp_path / "own", payload, {"model_type": "own"}, {"AutoProcessor": "own_code.Own"})
+    own_code(tmp_path / "own", payload, {"AutoProcessor": "own_code.Own"})
 
-    with pytest.raises(RewardError, match="pick_score.processor .* cannot be loaded"):
+    with pytest.raises(RewardError, match="pick_score.processor"):
         build("pick_score", model=str(tmp_path), processor=str(tmp_path / "own"))
 
     assert not payload.was_run
@@ -198,10 +203,10 @@ def test_code_beside_a_processor_is_not_run_and_no_one_is_asked(
 
 
 def test_code_beside_a_tokenizer_that_a_config_trusts_is_not_run_and_no_one_is_asked(
-    tmp_path: Path, payload: Any, would_say_yes: list[str]
+    tmp_path: Path, payload: Payload, would_say_yes: list[str]
 ) -> None:
     auto_map = {"AutoConfig": "own_code.Own", "AutoTokenizer": ["own_code.Own", None]}
-    own_code(tmp_path / "own", payload, {"model_type": "own"}, auto_map)
+    own_code(tmp_path / "own", payload, auto_map)
     trusting = {
         "hf_tokenizer_name": str(tmp_path / "own"),
         "tokenizer_kwargs": {"trust_remote_code": True},

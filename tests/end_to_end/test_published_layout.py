@@ -13,6 +13,8 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 from tests.published_layout import write_published_layout
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 SMALL = (
@@ -56,11 +58,7 @@ def prompts(request, tmp_path):
     return ("--config-name", config, f"data.path={data}", f"data.eval_path={data}")
 
 
-@pytest.mark.parametrize(
-    "prompts",
-    [pytest.param("", id="pictures"), pytest.param("edit_", id="edits", marks=pytest.mark.long)],
-    indirect=True,
-)
+@pytest.mark.parametrize("prompts", ["", "edit_"], ids=["pictures", "edits"], indirect=True)
 def test_published_layout_is_checked_trained_and_exported(model, prompts, programs, tmp_path):
     run = tmp_path / "run"
     settings = (*prompts, f"model.path={model}", *SMALL)

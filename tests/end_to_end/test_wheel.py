@@ -44,7 +44,6 @@ def test_a_wheel_has_every_file_of_the_packages(wheel):
     assert packages | configs <= inside
 
 
-@pytest.mark.long
 def test_a_wheel_in_an_empty_folder_trains(wheel, tmp_path):
     site, empty = tmp_path / "site", tmp_path / "empty"
     with zipfile.ZipFile(wheel) as archive:

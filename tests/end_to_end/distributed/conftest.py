@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -56,19 +51,6 @@ SHARDS = {
 """What `accelerate launch` sets for FSDP2."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A launch that ended.
-
-    Attributes:
-        code: Exit code of the launcher.
-        output: What all processes and the launcher wrote.
-    """
-
-    code: int
-    output: str
-
-
 class Launcher:
     """Runs train.py in a folder of its own.
 
@@ -84,7 +66,7 @@ class Launcher:
         self.write_prompts("train.txt", "red", TRAINING)
         self.write_prompts("held_out.txt", "blue", HELD_OUT)
 
-    def _arguments(self, run: str, overrides: Sequence[str]) -> list[str]:
+    def arguments(self, run: str, overrides: Sequence[str]) -> list[str]:
         return [
             str(ROOT / "train.py"),
             f"run_dir={self.folder / run}",
@@ -102,7 +84,7 @@ class Launcher:
         started = self._programs.start_team(
             processes,
             self.folder,
-            *self._arguments(run, overrides),
+            *self.arguments(run, overrides),
             env=env,
             prepare="tests.small_preview:shrink_preview",
         )
@@ -119,29 +101,6 @@ class Launcher:
         )
         return self.folder / run
 
-    def launch(self, run: str, *overrides: str, processes: int) -> Ended:
-        """A run by `torchrun train.py`, as a user starts it."""
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            # A port of its own: tests run side by side.
-            *("--standalone", f"--nproc_per_node={processes}", *self._arguments(run, overrides)),
-        ]
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if re.match("ACCELERATE_|FSDP_|PYTEST_", name) is None
-        }
-        ended = subprocess.run(
-            command,
-            cwd=self.folder,
-            env={**inherited, **ON_CPU},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_SECONDS,
-        )
-        return Ended(ended.returncode, ended.stdout)
-
     def write_prompts(self, name: str, colour: str, words: Sequence[str]) -> None:
         lines = [f'A {colour} sign that says "{word}"' for word in words]
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
@@ -150,9 +109,6 @@ class Launcher:
         """Kills what still runs."""
         for program in self._started:
             program.kill()
-
-
-ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet
@@ -37,15 +40,6 @@ ADAPTERS = (
 )
 
 
-@pytest.fixture(scope="module")
-def adapters(launcher):
-    """One process with the whole batch at once, and two whose parts are cut unevenly."""
-    one = launcher.run("one", *ADAPTERS, "train.micro_batch_size=6")
-    # Of six images the first process has four, 3 + 1 at a time, and the second two.
-    two = launcher.run("two", *ADAPTERS, "train.micro_batch_size=3", processes=2)
-    return one, two
-
-
 def columns(path):
     table = pyarrow.parquet.read_table(path)
     return {name: table[name].to_pylist() for name in table.column_names}
@@ -65,8 +59,10 @@ def assert_same_table(run, expected, name, *, within=1e-5):
         assert own == pytest.approx(other, abs=5e-4)
 
 
-def test_two_processes_give_the_figures_of_one(adapters):
-    one, two = adapters
+def test_two_processes_give_the_figures_tables_and_pictures_of_one(launcher):
+    one = launcher.run("one", *ADAPTERS, "train.micro_batch_size=6")
+    # Of six images the first process has four, 3 + 1 at a time, and the second two.
+    two = launcher.run("two", *ADAPTERS, "train.micro_batch_size=3", processes=2)
     assert_same_metrics(two, one)
     # The policy moved, rewards were compared, and the recheck was made: there is something to be
     # equal in.
@@ -75,9 +71,6 @@ def test_two_processes_give_the_figures_of_one(adapters):
     assert first["optim/grad_norm"] > 1e-3
     assert "decode/rank_correlation/total" in first
 
-
-def test_two_processes_give_the_tables_of_one(adapters):
-    one, two = adapters
     for step in (1, 2):
         assert_same_table(two, one, f"rollouts/step-{step:06d}.parquet")
     for step in (0, 2):
@@ -89,11 +82,10 @@ def test_two_processes_give_the_tables_of_one(adapters):
     assert table["prompt_id"][::2] == table["prompt_id"][1::2]
     assert any(value != 0 for value in table["advantage"])
 
-
-def test_one_process_of_two_writes_the_run_folder(adapters):
-    one, two = adapters
     events = r"tensorboard/.*"
-    ours, theirs = ([re.sub(events, "events", name) for name in files_of(run)] for run in adapters)
+    ours, theirs = (
+        [re.sub(events, "events", name) for name in files_of(run)] for run in (one, two)
+    )
     assert ours == theirs
     pictures = [name for name in files_of(one) if name.endswith(".png")]
     assert len(pictures) > 10
@@ -104,41 +96,18 @@ def test_one_process_of_two_writes_the_run_folder(adapters):
 
 
 @pytest.mark.long
-def test_two_processes_replace_flat_groups_as_one(launcher):
-    # Coarse scores: of two pictures both are often read alike.
-    alone = (f"reward.terms.{name}.weight=0" for name in ("ssim", "aesthetic"))
-    more = (
-        "rollout.refill_rounds=2",
-        "train.minibatches_per_rollout=2",
-        "rollout.temperature=0.5",
-        *alone,
+def test_a_launch_by_torchrun_trains(launcher):
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ACCELERATE_", "FSDP_", "PYTEST_"))
+    }
+    subprocess.run(
+        [sys.executable, *launch, *launcher.arguments("torchrun")],
+        cwd=launcher.folder,
+        env={**inherited, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        timeout=400,
     )
-    one = launcher.run("refill-one", *more, "train.steps=1")
-    two = launcher.run("refill-two", *more, "train.steps=1", processes=2)
-    assert_same_metrics(two, one)
-    names = ("prompt_id", "sample", "token_ids", "is_flat", "is_discarded")
-    tables = (columns(run / "rollouts" / "step-000001.parquet") for run in (two, one))
-    # One after another the processes have their groups of all rounds.
-    of_two, of_one = (
-        sorted(zip(*(table[name] for name in names), strict=True)) for table in tables
-    )
-    assert of_two == of_one
-    # The first process has two groups of three; what it replaces decides what the second takes.
-    assert metrics_of(one)[1]["advantage/discarded_groups"] >= 2
-
-
-@pytest.mark.long
-def test_two_processes_learn_target_pictures_as_one(launcher):
-    # The second process has one prompt of three, and in one minibatch none.
-    sft = (
-        "train.method=sft",
-        "data.path=tiny:train",
-        "train.minibatches_per_rollout=2",
-        "train.eval_every=2",
-    )
-    one = launcher.run("sft-one", *sft, "train.micro_batch_size=2")
-    two = launcher.run("sft-two", *sft, "train.micro_batch_size=1", processes=2)
-    assert_same_metrics(two, one)
-    _, first, second = metrics_of(one)
-    assert 0 < second["sft/cross_entropy"] != first["sft/cross_entropy"]
-    assert_same_table(two, one, "evaluations/step-000002.parquet")
+    assert [row["step"] for row in metrics_of(launcher.folder / "torchrun")] == [0, 1, 2]

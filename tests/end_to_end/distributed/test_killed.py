@@ -1,15 +1,11 @@
-"""Processes that are killed or stopped, and runs that go on with another number of them."""
+"""Processes that are killed, and runs that go on with another number of them."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 
 import pytest
 
-from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
-from glm_grpo.run.folder import RunFolder
 from tests.end_to_end.distributed.conftest import assert_same_metrics, metrics_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -34,23 +30,6 @@ def test_a_killed_process_ends_the_others_and_one_goes_on(launcher, whole):
     assert first.wait(MINUTE) not in (0, None)
     assert "PeerError: process 0 of 2 lost the connection to another one (" in first.said()
     assert_same_metrics(launcher.run("killed", *RUN, "train.resume=auto"), whole)
-
-
-def test_a_signal_to_all_processes_stops_them_after_their_step(launcher):
-    run = launcher.folder / "stopped"
-    started = launcher.start("stopped", "train.steps=100", "trackers=[]", processes=2)
-    while not RunFolder(run).rollout_path(1).exists():
-        assert started[0].wait(0.05) is None, started[0].said()
-    for each in started:
-        os.kill(each.pid, signal.SIGTERM)
-
-    assert [each.wait() for each in started] == [0, 0]
-    assert (
-        "stopped and saved; continue with accelerate launch --num_processes 2 " in started[0].said()
-    )
-    last = metrics_of(run)[-1]["step"]
-    assert 1 <= last < 100
-    assert load_checkpoint(newest_checkpoint(RunFolder(run))).step == last
 
 
 def test_three_processes_go_on_with_what_one_began(launcher, whole):

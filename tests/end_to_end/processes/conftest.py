@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,18 +36,9 @@ class StartedRun:
     def pid(self) -> int:
         return self.program.pid
 
-    @property
-    def code(self) -> int | None:
-        return self.program.code
-
     def wait(self, seconds: float = PATIENCE) -> int | None:
         """Exit code, negative for a signal; None where it still runs after so many seconds."""
         return self.program.wait(seconds)
-
-    def proceed(self) -> int | None:
-        """Lets a run that has stopped go on, to its end; its exit code."""
-        os.kill(self.pid, signal.SIGCONT)
-        return self.wait()
 
     def said(self) -> str:
         return self.program.said()
@@ -86,15 +75,12 @@ class TrainServer:
         """
         changes = self.folder / f"changes-{len(self.programs.started)}.txt"
         place = shlex.split(shell_override("run_dir", str(run_dir)))
-        # Options first: argparse wants all overrides in one piece.
-        arguments = sorted(
-            [*small_run(self.folder), *place, *overrides],
-            key=lambda argument: not argument.startswith("-"),
-        )
         program = self.programs.start(
             self.folder,
             str(ROOT / "train.py"),
-            *arguments,
+            *small_run(self.folder),
+            *place,
+            *overrides,
             is_one_stream=True,
             prepare="tests.end_to_end.processes.changes:watch",
             run_dir=str(run_dir),
@@ -102,13 +88,6 @@ class TrainServer:
             log=str(changes),
         )
         return StartedRun(program, changes)
-
-    def start_until(self, run_dir: Path, number: int, *overrides: str) -> StartedRun:
-        """Starts a run that stops just before the change of that number, and waits for that."""
-        run = self.start(run_dir, *overrides, signals={number: signal.SIGSTOP})
-        while Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            assert run.wait(0.01) is None, run.said()
-        return run
 
     def finish(self, run_dir: Path, *overrides: str) -> StartedRun:
         """Runs to the end, or goes on to it, without a failure."""
@@ -129,14 +108,13 @@ class WholeRun:
     record: dict[str, Any]
     changes: list[str]
 
-    def number_of(self, text: str, occurrence: int = 1) -> int:
-        """Number of the change whose line holds the text, for the so manieth time."""
-        return find_change(self.changes, text, occurrence)
+    def number_of(self, text: str) -> int:
+        """Number of the first change whose line holds the text."""
+        return find_change(self.changes, text)
 
 
-def find_change(changes: Sequence[str], text: str, occurrence: int = 1) -> int:
-    numbers = [number for number, change in enumerate(changes) if text in change]
-    return numbers[occurrence - 1]
+def find_change(changes: Sequence[str], text: str) -> int:
+    return next(number for number, change in enumerate(changes) if text in change)
 
 
 def small_run(folder: Path) -> list[str]:

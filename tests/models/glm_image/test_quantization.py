@@ -90,6 +90,7 @@ def pipeline_in_4_bits(folder, bitsandbytes):
     return load_pipeline(folder, dtype=torch.float32, quantization=NF4)
 
 
+@pytest.mark.long
 def test_weights_are_quantised_on_the_device_of_the_run(bitsandbytes, configs_dir, monkeypatch):
     card = torch.device("cuda", 1)
     options = quantization.options_for_4_bits(torch.bfloat16, card)
@@ -135,6 +136,7 @@ def _in_full(pipeline, loaded_pipeline, bitsandbytes):
     return plain
 
 
+@pytest.mark.long
 def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandbytes):
     model = pipeline_in_4_bits.vision_language_encoder
     in_4_bits = {
@@ -148,6 +150,7 @@ def test_only_matrices_of_the_layers_are_in_4_bits(pipeline_in_4_bits, bitsandby
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.long
 def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, adapted_policy, batch, small_preview):
     policy = adapted_policy(pipeline_in_4_bits)
     rollout = policy.sample(batch)
@@ -160,6 +163,7 @@ def test_replay_in_4_bits_equals_sampling(pipeline_in_4_bits, adapted_policy, ba
     assert not torch.allclose(replayed, reference, atol=1e-2)
 
 
+@pytest.mark.long
 def test_policy_in_4_bits_equals_plain_weights_of_those_values(
     pipeline_in_4_bits, loaded_pipeline, bitsandbytes, adapted_policy, batch, small_preview
 ):
@@ -182,6 +186,7 @@ def test_policy_in_4_bits_equals_plain_weights_of_those_values(
         assert torch.allclose(ours_weight.grad, plain_weight.grad, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.long
 def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, adapted_policy, folder):
     held = pipeline_in_4_bits.vision_language_encoder
     settings = ModelSettings(
@@ -204,6 +209,7 @@ def _down_projection(pipeline):
     return pipeline.vision_language_encoder.model.language_model.layers[0].mlp.down_proj
 
 
+@pytest.mark.long
 def test_module_part_keeps_scales_with_their_weights(pipeline_in_4_bits):
     layer = _down_projection(pipeline_in_4_bits)
     states = torch.randn(3, layer.in_features)
@@ -222,6 +228,7 @@ def test_module_part_keeps_scales_with_their_weights(pipeline_in_4_bits):
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 def test_module_part_moves_weights_in_4_bits_with_their_scales(pipeline_in_4_bits):
     layer = _down_projection(pipeline_in_4_bits)
     states = torch.randn(3, layer.in_features)
@@ -245,6 +252,7 @@ def pipeline_quantised_on_the_card(folder, bitsandbytes):
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 def test_weights_quantised_on_the_card_are_those_of_the_cpu(
     pipeline_quantised_on_the_card, folder, bitsandbytes
 ):
