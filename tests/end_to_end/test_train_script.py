@@ -166,5 +166,7 @@ def test_check_command_passes_on_the_tiny_config(capsys, monkeypatch):
 
     out = capsys.readouterr().out
     assert "train.micro_batch_size: 4 is used instead of 16 (a step has only 4 images)" in out
-    assert all(line.startswith(("ok  ", "    ")) for line in out.splitlines())
+    *lines, following = out.splitlines()
+    assert all(line.startswith(("ok  ", "    ")) for line in lines)
+    assert following.startswith("next: glm-grpo train")
     assert "ok  self-check: full grids" in out
