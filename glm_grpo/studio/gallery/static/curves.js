@@ -9,7 +9,7 @@
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
   const { Chart, seriesOf } = gallery.curveChart;
-  const { useEffect, useMemo, useRef } = preactHooks;
+  const { useEffect, useMemo, useRef, useState } = preactHooks;
 
   /* Quantiles: ends of the band that is drawn around a reward. */
   const SPREAD = [0.1, 0.9];
@@ -153,17 +153,29 @@
 
   function Controls({ params, steps, smoothing, range, set }) {
     const [first, last] = [steps[0], steps[steps.length - 1]];
-    const onRange = (name) => (event) => set({ [name]: event.currentTarget.value });
+    const bound = (name, other) => html`<${Bound} min=${first} max=${last} value=${range[name] ?? other}
+      onChange=${(value) => set({ [name]: value })} />`;
     return html`<label>Metric <input type="search" value=${params.metric ?? ""} placeholder="part of a name"
         onInput=${(event) => set({ metric: event.currentTarget.value })} /></label>
       <label>Smoothing <input type="range" min="0" max=${LARGEST_SMOOTHING} step="0.01" value=${smoothing}
         onInput=${(event) => set({ smooth: event.currentTarget.value === "0" ? null : event.currentTarget.value })} />
         <output>${smoothing.toFixed(2)}</output></label>
       ${smoothing > 0 && html`<span class="soft">Figures are not smoothed</span>`}
-      <label>Steps from <input type="number" min=${first} max=${last} value=${range.from ?? first} onChange=${onRange("from")} /></label>
-      <label>to <input type="number" min=${first} max=${last} value=${range.to ?? last} onChange=${onRange("to")} /></label>
+      <label>Steps from ${bound("from", first)}</label>
+      <label>to ${bound("to", last)}</label>
       <button type="button" disabled=${range.from === null && range.to === null}
         onClick=${() => set({ from: null, to: null })}>Whole run</button>`;
+  }
+
+  /* A step; what is typed stays until it is entered, whatever is drawn anew meanwhile. */
+  function Bound({ min, max, value, onChange }) {
+    const [draft, setDraft] = useState(null);
+    const enter = (event) => {
+      setDraft(null);
+      onChange(event.currentTarget.value);
+    };
+    return html`<input type="number" min=${min} max=${max} value=${draft ?? value}
+      onInput=${(event) => setDraft(event.currentTarget.value)} onChange=${enter} />`;
   }
 
   /* The step the cursor is on, and the way to its pictures. */
