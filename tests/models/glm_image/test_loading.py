@@ -72,7 +72,7 @@ def test_a_hub_id_is_checked_by_its_small_files_and_loaded_whole(
         "diffusers.GlmImagePipeline.download", lambda *_, **__: str(random_pipeline_folder)
     )
 
-    assert "<|image|>" in check_model("owner/model").language
+    assert "<|image|>" in check_model("owner/model").in_prompts
     assert asked == [("owner/model", ["*.json", "*.jinja"])]
     loaded = load_pipeline("owner/model", dtype=torch.float32)
     stored = load_file(random_pipeline_folder / "vae" / "diffusion_pytorch_model.safetensors")
