@@ -16,7 +16,7 @@ from glm_grpo.plan.fit import model_settings
 from glm_grpo.plan.floors import SequenceSizes, language_work, rollout_floor
 from glm_grpo.types import PromptBatch
 
-_ADAPTERS = "glm_grpo.models.glm_image.adapters.half_factors"
+_ADAPTERS = "glm_grpo.models.lora.half_factors"
 _OF_STEP = "glm_grpo.models.glm_image.fast.token_step.half_factors"
 """Casts adapters to the states' dtype; without it they are multiplied in fp32."""
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from glm_grpo.config import Config
 from glm_grpo.models.base import TextRule
+from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
@@ -28,7 +29,6 @@ from glm_grpo.models.glm_image.planner import (
 )
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
-from glm_grpo.models.glm_image.sampling import Truncation
 from glm_grpo.seeds import derive_seed
 
 # Members of `ModelFamily`; mypy counts an imported one only if it is listed here.

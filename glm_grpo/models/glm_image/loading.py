@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,13 @@ from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.base import NO_QUANTIZATION, Quantization, ReservedTokens
-from glm_grpo.models.glm_image.model_folder import (
-    check_files,
-    check_tokenizers,
-    damage_named,
-    read_object,
-)
+from glm_grpo.models.four_bits import move_to_cpu, options_for_4_bits
+from glm_grpo.models.glm_image.model_folder import check_parts, check_tokenizers
 from glm_grpo.models.glm_image.planner import build_part, read_part_configs
 from glm_grpo.models.glm_image.prompt_inputs import source_tokens
-from glm_grpo.models.glm_image.quantization import (
-    hold_in_8_bits,
-    move_to_cpu,
-    options_for_4_bits,
-)
+from glm_grpo.models.glm_image.quantization import KEPT_MODULES, hold_in_8_bits
 from glm_grpo.models.glm_image.token_grid import token_layout
+from glm_grpo.models.model_files import damage_named, find_folder, read_object, refuse_missing
 
 _PARTS: dict[str, Any] = {
     "text_encoder": T5EncoderModel,
@@ -39,9 +32,6 @@ _PARTS: dict[str, Any] = {
 _LANGUAGE = "vision_language_encoder"
 
 _CPU = torch.device("cpu")
-
-_MOST_NAMED = 3
-"""Number of parameters that an error lists, of possibly thousands."""
 
 _SMALL_FILES = ["*.json", "*.jinja"]
 """Configs and tokenizers, which can be checked before gigabytes are downloaded."""
@@ -62,9 +52,7 @@ def check_model(path: str) -> ReservedTokens:
     Raises:
         ModelError: No pipeline can be loaded from there; the message names folder, file and remedy.
     """
-    folder = _find_folder(
-        path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
-    )
+    folder = find_folder(path, partial(_download_small_files, path))
     return _check_folder(folder)
 
 
@@ -80,9 +68,7 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
     Raises:
         ConfigError: The size is refused; the message names size, rule and remedy.
     """
-    folder = _find_folder(
-        path, lambda: snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
-    )
+    folder = find_folder(path, partial(_download_small_files, path))
     try:
         found = str(source_tokens(str(folder), height=height, width=width))
     except ValueError as error:
@@ -136,8 +122,8 @@ def load_pipeline(
             remedy.
     """
     is_quantizing = quantization.language is not None
-    four_bits = options_for_4_bits(dtype, quantize_on) if is_quantizing else {}
-    folder = _find_folder(path, lambda: GlmImagePipeline.download(path, use_safetensors=True))
+    four_bits = options_for_4_bits(dtype, quantize_on, kept=KEPT_MODULES) if is_quantizing else {}
+    folder = find_folder(path, partial(GlmImagePipeline.download, path, use_safetensors=True))
     _check_folder(folder)
     models = {
         part: _load_part(folder, part, dtype, four_bits if part == _LANGUAGE else {})
@@ -167,41 +153,17 @@ def _load_part(folder: Path, part: str, dtype: torch.dtype, options: dict[str, A
             local_files_only=True,
             **options,
         )
-    # The library itself reports parameters of a wrong shape.
-    missing = sorted(report["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        raise ModelError(
-            f"{folder / part}: its weights lack {', '.join(missing[:_MOST_NAMED])}{more}; without "
-            "them the model would be partly random: fetch all its files of one revision again "
-            "(`hf download`)"
-        )
+    refuse_missing(folder / part, report["missing_keys"])
     return model
 
 
-def _find_folder(path: str, fetch: Callable[[], str]) -> Path:
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    if path.count("/") != 1 or path.startswith((".", "/", "~")):
-        raise ConfigError(
-            f"model.path is {path!r}: there is no such folder, and a hub id has the form "
-            "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image, or 'tiny'"
-        )
-    try:
-        return Path(fetch())
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"model.path is {path!r}: no such folder, and nothing can be fetched from the hub "
-            f"({reason}); a hub id needs a network and, once, about 36 GB of download "
-            "(`hf download zai-org/GLM-Image`)"
-        ) from error
+def _download_small_files(path: str) -> str:
+    return snapshot_download(path, allow_patterns=_SMALL_FILES, max_workers=1)
 
 
 def _check_folder(folder: Path) -> ReservedTokens:
     check_index(folder)
-    check_files(folder)
+    check_parts(folder)
     configs = read_part_configs(str(folder))
     parts = {part: build_part(configs, part).config for part in _PARTS}
     _check_sizes(folder, **parts)

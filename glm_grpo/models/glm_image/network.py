@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
 
-from glm_grpo.models.glm_image.fast.token_scores import score_tokens, token_log_probs
+from glm_grpo.models.token_scores import score_tokens, token_log_probs
 
 
 class TokenSequences(NamedTuple):

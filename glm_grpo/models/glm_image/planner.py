@@ -23,11 +23,12 @@ from transformers import (
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import Quantization
 from glm_grpo.models.glm_image.decoder import decoded_at_once
-from glm_grpo.models.glm_image.model_folder import damage_named, read_config
+from glm_grpo.models.glm_image.model_folder import read_config
 from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.glm_image.quantization import hold_in_8_bits
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.models.memory import pinned
+from glm_grpo.models.model_files import damage_named
 from glm_grpo.models.planning import BatchSizes, LanguageShape, ModelSettings, PartBytes
 
 PUBLISHED_ID = "zai-org/GLM-Image"

@@ -10,6 +10,7 @@ import torch
 from glm_grpo.builders.models import build_models
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
+from glm_grpo.models import four_bits
 from glm_grpo.models.base import Quantization
 from glm_grpo.models.glm_image import quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
@@ -33,7 +34,7 @@ def folder(random_pipeline_folder):
 
 
 def test_weights_in_4_bits_need_bitsandbytes(folder, monkeypatch):
-    monkeypatch.setattr(quantization, "is_bitsandbytes_available", lambda: False)
+    monkeypatch.setattr(four_bits, "is_bitsandbytes_available", lambda: False)
     with pytest.raises(ModelError, match="'nf4': it needs bitsandbytes.*pip install bitsandbytes"):
         load_pipeline(folder, dtype=torch.float32, quantization=NF4)
 
@@ -93,7 +94,7 @@ def pipeline_in_4_bits(folder, bitsandbytes):
 @pytest.mark.long
 def test_weights_are_quantised_on_the_device_of_the_run(bitsandbytes, configs_dir, monkeypatch):
     card = torch.device("cuda", 1)
-    options = quantization.options_for_4_bits(torch.bfloat16, card)
+    options = four_bits.options_for_4_bits(torch.bfloat16, card, kept=quantization.KEPT_MODULES)
     assert options["device_map"] == {"": card}
     asked = {}
 

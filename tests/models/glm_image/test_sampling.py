@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from glm_grpo.errors import NonFiniteError
+from glm_grpo.models import drawing
+from glm_grpo.models.drawing import Truncation, pick_tokens, truncation_mask
 from glm_grpo.models.glm_image import sampling
-from glm_grpo.models.glm_image.sampling import Truncation, pick_tokens, truncation_mask
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -157,7 +158,7 @@ def test_prompts_read_one_at_a_time_are_those_read_at_once(
 
 def test_each_prompt_has_random_numbers_of_its_own_that_no_neighbour_changes():
     prompts = (Prompt("a", "a sign"), Prompt("b", "a sign"))
-    both = sampling._uniforms(PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(0, 1)), 3)
-    alone = sampling._uniforms(PromptBatch(prompts[1:], 2, 32, 32, seed=0, decode_seeds=(1,)), 3)
+    both = drawing.draw_uniforms(PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(0, 1)), 3)
+    alone = drawing.draw_uniforms(PromptBatch(prompts[1:], 2, 32, 32, seed=0, decode_seeds=(1,)), 3)
     assert torch.equal(both[2:], alone)
     assert not torch.equal(both[:2], both[2:])

@@ -14,12 +14,12 @@ from transformers import GlmImageTextModel
 from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 
-from glm_grpo.models.glm_image.adapters import AdaptedLinear
 from glm_grpo.models.glm_image.fast import stock_step, token_step
 from glm_grpo.models.glm_image.fast.recorded_step import FixedShapesStep, RecordedStep
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StockStep, choose_step
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from glm_grpo.models.lora import AdaptedLinear
 
 GROUP, TOKENS = 3, 5
 

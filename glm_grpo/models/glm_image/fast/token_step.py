@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
-from glm_grpo.models.glm_image.adapters import AdaptedLinear, add_adapter, half_factors
 from glm_grpo.models.glm_image.fast.compiling import COMPILING
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from glm_grpo.models.lora import AdaptedLinear, add_adapter, half_factors
 
 _LARGEST_GROWTH = 64
 """Tokens by which keys and values grow in CPU memory. A step reads all allocated rows; reading only

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from glm_grpo.models.glm_image.fast import token_scores
-from glm_grpo.models.glm_image.fast.token_scores import score_tokens, token_log_probs
+from glm_grpo.models import token_scores
+from glm_grpo.models.token_scores import score_tokens, token_log_probs
 
 ROWS, TOKENS, WIDTH, ENTRIES, HEAD = 2, 7, 5, 11, 13
 

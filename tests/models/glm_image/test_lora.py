@@ -8,9 +8,9 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
 
 from glm_grpo.builders.models import model_path
-from glm_grpo.models.glm_image import adapters
-from glm_grpo.models.glm_image.adapters import AdaptedLinear
+from glm_grpo.models import lora
 from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.models.lora import AdaptedLinear
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -82,7 +82,7 @@ def test_sampled_equals_replayed_as_closely_as_with_factors_in_fp32(
         return policy.replay(batch, rollout, torch.arange(len(sampled))).log_probs - sampled
 
     ours = gap()
-    monkeypatch.setattr(adapters, "_HALF", ())
+    monkeypatch.setattr(lora, "_HALF", ())
     usual = gap()
 
     assert ours.std() <= 1.1 * usual.std()

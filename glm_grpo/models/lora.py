@@ -1,4 +1,4 @@
-"""Add LoRA to the language model, with one adapter product for both sampling and replay."""
+"""LoRA on a language model, with one adapter product for both sampling and replay."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
-ADAPTED_MODULES = (
-    r"model\.language_model\.layers\.\d+\."
-    r"(self_attn\.(q|k|v|o)_proj|mlp\.(gate_up|down)_proj)"
-)
-"""Linear layers to adapt, by path, because the vision tower has modules with similar names."""
-
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def adapt(model: nn.Module, *, rank: int, alpha: float, seed: int) -> PeftModel:
-    """Add LoRA to the language model; the adapters initially change nothing."""
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=ADAPTED_MODULES)
+def adapt(model: nn.Module, modules: str, *, rank: int, alpha: float, seed: int) -> PeftModel:
+    """Add LoRA to some linear layers; the adapters initially change nothing.
+
+    Args:
+        modules: Regular expression that matches the whole path of each layer.
+        seed: Seed of the first factors; the second ones are 0.
+    """
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
     # Layers with 4-bit weights are subclasses of `nn.Linear`, too.
     config._register_custom_module({nn.Linear: AdaptedLinear})
     with torch.random.fork_rng():

@@ -1,0 +1,228 @@
+"""What every family's policy shares: trained weights, adapters, the reference, and their state."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float32
+from peft import PeftModel
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor, nn
+
+from glm_grpo.errors import CheckpointError
+from glm_grpo.models.lora import adapt
+
+
+@runtime_checkable
+class PolicyNetwork(Protocol):
+    """The module that an `AdaptedPolicy` trains.
+
+    Calling it with the fields of a family's sequences returns log-probs, entropies and the mass
+    outside the codebook, as plain tensors.
+    """
+
+    def log_probs(self, sequences: Any) -> Float32[Tensor, "N T"]:
+        """Only the log-probabilities, without gradient."""
+        ...
+
+
+class AdaptedPolicy:
+    """The weights of a `Policy`, which documents the methods: adapters, or a network in full.
+
+    The reference is the same model with its adapters switched off; of a network trained in full it
+    is a frozen copy.
+
+    Args:
+        model: Stock model that contains the network; frozen, and adapted in place.
+        network: Trained module, whose parameters are those of `model`.
+        trained: What is trained without adapters: `network`, or a part of it.
+        adapted_modules: Paths of the layers to adapt, see `adapt`.
+        adapter_rank: Rank of LoRA adapters; None: train `trained`.
+        adapter_alpha: Numerator of the adapter scale alpha / rank.
+        is_checkpointing: Recompute activations in the backward pass.
+        needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
+        seed: Seed of the adapters' initial weights.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        network: Any,
+        *,
+        trained: nn.Module,
+        adapted_modules: str,
+        adapter_rank: int | None,
+        adapter_alpha: float,
+        is_checkpointing: bool,
+        needs_reference: bool,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.network = network
+        self._adapted: PeftModel | None = None
+        self._reference: Any = None
+        self._reference_adapter: dict[str, Tensor] = {}
+        self._is_reference_moved = False
+        self._wrapped: nn.Module = network
+        model.requires_grad_(False)
+        if adapter_rank is not None:
+            self._adapted = adapt(
+                model, adapted_modules, rank=adapter_rank, alpha=adapter_alpha, seed=seed
+            )
+        else:
+            if needs_reference:
+                self._reference = copy.deepcopy(network)
+                self._reference.requires_grad_(False)
+            trained.requires_grad_(True)
+        if is_checkpointing:
+            with warnings.catch_warnings():
+                # The name that follows it does not exist in the oldest transformers supported.
+                warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def adapted_model(self) -> PeftModel | None:
+        """The peft model around the stock one; None without adapters."""
+        return self._adapted
+
+    def wrap(self, wrapped: nn.Module) -> None:
+        """See `Policy`."""
+        self._wrapped = wrapped
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]:
+        """See `Policy`."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def reference_modules(self) -> tuple[nn.Module, ...]:
+        """The frozen copy for the KL; empty with adapters or without KL."""
+        return () if self._reference is None else (self._reference,)
+
+    @torch.no_grad()
+    def log_probs_of_reference(self, sequences: Any) -> Float32[Tensor, "N T"]:
+        """Log-probs under the reference: with adapters switched off, or by the frozen copy.
+
+        Raises:
+            RuntimeError: The policy was built without a reference.
+        """
+        if self._reference is not None:
+            return self._reference.log_probs(sequences)
+        if self._adapted is None:
+            raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
+        if not self._reference_adapter:
+            with self._adapted.disable_adapter():
+                return self.network.log_probs(sequences)
+        own = {name: tensor.clone() for name, tensor in self.state_tensors().items()}
+        set_peft_model_state_dict(self._adapted, self._reference_adapter)
+        try:
+            return self.network.log_probs(sequences)
+        finally:
+            set_peft_model_state_dict(self._adapted, own)
+
+    @torch.no_grad()
+    def is_reference(self) -> bool:
+        """See `Policy`."""
+        # Not state_dict(): FSDP2 would shard full parameters again.
+        if self._reference is not None:
+            own = dict(self.network.named_parameters())
+            return all(
+                torch.equal(tensor, own[name].to(tensor.device))
+                for name, tensor in self._reference.named_parameters()
+            )
+        if self._adapted is None:
+            return False
+        adapters = {
+            name.replace(f".{self._adapted.active_adapter}.", "."): tensor
+            for name, tensor in self._adapted.named_parameters()
+            if "lora_" in name
+        }
+        if self._reference_adapter:
+            return all(
+                torch.equal(tensor.cpu(), self._reference_adapter[name])
+                for name, tensor in adapters.items()
+            )
+        return not any(tensor.any() for name, tensor in adapters.items() if "lora_B" in name)
+
+    @torch.no_grad()
+    def mix_reference(self, mix: float) -> None:
+        """See `Policy`; adapters are mixed factor by factor.
+
+        The first time, when the reference has no adapters yet, its change of the model becomes
+        `mix` times the policy's.
+
+        Raises:
+            RuntimeError: The policy was built without a reference.
+        """
+        if self._reference is not None:
+            own = self.network.state_dict()
+            for name, tensor in self._reference.state_dict().items():
+                tensor.lerp_(own[name].to(tensor.device), mix)
+            self._is_reference_moved = True
+            return
+        if self._adapted is None:
+            raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
+        policy = self._adapter_copy()
+        if not self._reference_adapter:
+            self._reference_adapter = {
+                name: tensor.zero_() if "lora_B" in name else tensor
+                for name, tensor in self._adapter_copy().items()
+            }
+        for name, tensor in self._reference_adapter.items():
+            tensor.lerp_(policy[name], mix)
+
+    @torch.no_grad()
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Policy`.
+
+        Raises:
+            CheckpointError: Names or shapes do not match this model.
+        """
+        self.load_state_tensors(tensors)
+        if self._reference is not None:
+            self._reference.load_state_dict(self.network.state_dict())
+        elif self._adapted is not None:
+            self._reference_adapter = self._adapter_copy()
+
+    def reference_tensors(self) -> dict[str, Tensor]:
+        """See `Policy`."""
+        if self._reference is not None and self._is_reference_moved:
+            return dict(self._reference.state_dict())
+        return dict(self._reference_adapter)
+
+    def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Policy`."""
+        if not tensors:
+            return
+        if self._reference is not None:
+            self._reference.load_state_dict(tensors)
+            self._is_reference_moved = True
+        else:
+            self._reference_adapter = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def _adapter_copy(self) -> dict[str, Tensor]:
+        return {name: tensor.cpu().clone() for name, tensor in self.state_tensors().items()}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The adapters, or the network."""
+        if self._adapted is not None:
+            # By default peft asks the hub, at each call, whether there are new words.
+            return dict(get_peft_model_state_dict(self._adapted, save_embedding_layers=False))
+        return dict(self.network.state_dict())
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Policy`."""
+        expected = {name: tensor.shape for name, tensor in self.state_tensors().items()}
+        found = {name: tensor.shape for name, tensor in tensors.items()}
+        if expected != found:
+            odd = sorted({name for name, _ in expected.items() ^ found.items()})[:3]
+            raise CheckpointError(
+                f"the checkpoint's weights do not fit the model (for example {', '.join(odd)}); "
+                "resume with the model and adapter settings it was written with"
+            )
+        if self._adapted is not None:
+            set_peft_model_state_dict(self._adapted, dict(tensors))
+        else:
+            self.network.load_state_dict(tensors)
