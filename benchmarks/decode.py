@@ -54,9 +54,8 @@ def measure(group_size: int, repeats: int) -> Result:
     batch = first_batch(config)
     # Two pipelines, so that the decoder's changes to its own do not affect the stock one.
     stock = stock_pipeline()
-    decoder = GlmImageDecoder(
-        stock_pipeline(), steps=config.decode.steps, guidance_scale=config.decode.guidance_scale
-    )
+    steps, guidance_scale = config.decode.steps or 1, config.decode.guidance_scale or 1.0
+    decoder = GlmImageDecoder(stock_pipeline(), steps=steps, guidance_scale=guidance_scale)
     layout = token_layout(batch.height, batch.width)
     generator = torch.Generator().manual_seed(0)
     codebook = stock.vision_language_encoder.config.vq_config.num_embeddings

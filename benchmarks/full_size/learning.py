@@ -62,7 +62,7 @@ class _Learner:
         )
         settings = model_settings(config, is_on_accelerator=bench.is_on_accelerator)
         self._flops = update_flops(
-            language_work(scale.planner.language, settings),
+            language_work(scale.planner, settings),
             sizes,
             updates=1,
             is_full=False,

@@ -57,7 +57,7 @@ def _measure(bench: Bench, *, is_compiling: bool, patched: tuple[str, ...] = ())
         tokens=tokens,
     )
     settings = model_settings(bench.config(), is_on_accelerator=bench.is_on_accelerator)
-    floor = rollout_floor(language_work(scale.planner.language, settings), sizes, bench.speed)
+    floor = rollout_floor(language_work(scale.planner, settings), sizes, bench.speed)
     return {
         "samples": sizes.images,
         "tokens": tokens,

@@ -50,19 +50,12 @@ def export_model(
     pipeline = family.load_pipeline(base, dtype=DTYPES[config.model.dtype])
     policy = family.build_policy(config, pipeline, needs_reference=False)
     policy.load_state_tensors(tensors)
-    height, width = config.rollout.height, config.rollout.width
     settings = StockSettings(
         base=base,
         is_embedded=config.model.path == TINY,
         dtype=config.model.dtype,
-        height=height,
-        width=width,
-        temperature=config.rollout.temperature,
-        top_k=config.rollout.top_k,
-        top_p=config.rollout.top_p,
-        min_p=config.rollout.min_p,
-        decode_steps=config.decode.steps,
-        guidance_scale=config.decode.guidance_scale,
+        rollout=config.rollout,
+        decode=config.decode,
         outside_codebook=note,
         license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
         training=training,

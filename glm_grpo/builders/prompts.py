@@ -41,6 +41,7 @@ def check_model(config: Config) -> ReservedTokens:
         ConfigError, ModelError: There is no model, or its files cannot be used.
     """
     family, path = family_of(config.model.path), model_path(config.model.path)
+    family.check_keys(config)
     reserved = family.check_model(path)
     family.check_sizes(path, config)
     return reserved
@@ -74,7 +75,9 @@ def build_held_out(config: Config) -> PromptSource:
     Raises:
         ModelError, DataError: As for `build_prompts`.
     """
-    reserved = family_of(config.model.path).check_model(model_path(config.model.path))
+    family = family_of(config.model.path)
+    family.check_keys(config)
+    reserved = family.check_model(model_path(config.model.path))
     return build_prompt_set(config.data.eval_path, config, reserved)
 
 
@@ -98,6 +101,7 @@ def build_evaluation_batches(
 ) -> list[PromptBatch]:
     """Held-out prompts of this process in batches, with the same seeds at every evaluation."""
     images = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
+    images = min(images, config.rollout.batch_size or images)
     return evaluation_batches(
         held_out,
         processes.part(len(held_out)),

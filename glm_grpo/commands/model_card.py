@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.models.export import describe_sampling
+from glm_grpo.models.export import describe_decoding, describe_sampling
 from glm_grpo.output import without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
@@ -39,7 +39,7 @@ def _describe_settings(config: Config, *, step: int) -> str:
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
         "reward": f"`{config.reward.combine}` of {terms}",
         "sampling": describe_sampling(rollout),
-        "decoding": f"{config.decode.steps} steps, guidance {config.decode.guidance_scale:g}",
+        "decoding": describe_decoding(config.decode),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "program": f"glm-grpo {version('glm-grpo')}",
     }

@@ -26,6 +26,7 @@ _MAY_CHANGE_ON_RESUME = frozenset(
         # Where the work is done and in what portions: the keys to change when memory runs out.
         "offload",
         "reward.overlap",
+        "rollout.batch_size",
         "decode.batch_size",
         "decode.vae_batch_size",
         "decode.compile",

@@ -33,9 +33,9 @@ TrackerName = Literal[
 """Trackers, by their names in accelerate."""
 
 
-_MOST_TOKENS = 10**9
-"""Largest number of tokens in a step. Their ids and log-probabilities take 12 GB, and the model's
-activations thousands of times as much."""
+_MOST_PIXELS = 10**12
+"""Largest number of pixels in a step. Already the ids and log-probabilities of their tokens take
+12 GB at 32 x 32 pixels a token, and the model's activations thousands of times as much."""
 
 _USUAL_SIZES = {
     "rollout.height": 1024,
@@ -44,9 +44,7 @@ _USUAL_SIZES = {
     "rollout.group_size": 64,
     "eval.samples_per_prompt": 64,
 }
-"""If there are too many tokens, the size that exceeds its value here the most was mistyped."""
-
-_PIXELS_PER_TOKEN = 32 * 32
+"""If there are too many pixels, the size that exceeds its value here the most was mistyped."""
 
 
 class Config(Options):
@@ -61,7 +59,7 @@ class Config(Options):
     """Where prompts and target images come from."""
     rollout: RolloutSection
     """How images are sampled from the policy."""
-    decode: DecodeSection
+    decode: DecodeSection = Field(default_factory=DecodeSection)
     """How the frozen decoder turns tokens into pixels."""
     reward: RewardConfig
     """Which terms score an image, and how they are weighted."""
@@ -123,6 +121,7 @@ class Config(Options):
         problems = (
             *_quantization_problems(self.model),
             *_size_problems(self),
+            *_rollout_problems(self.rollout),
             *_advantage_problems(self.advantage),
             *_credit_problems(self),
             *_kl_problems(self.loss),
@@ -163,16 +162,27 @@ def _size_problems(config: Config) -> list[Problem]:
     }
     for what, some in (("step", step), ("prompt", {"eval.samples_per_prompt": samples})):
         factors = sizes | some
-        tokens = math.prod(factors.values()) // _PIXELS_PER_TOKEN
-        if tokens > _MOST_TOKENS:
+        pixels = math.prod(factors.values())
+        if pixels > _MOST_PIXELS:
             key = max(factors, key=lambda name: factors[name] / _USUAL_SIZES[name])
             rule = (
-                f"makes {tokens:,} tokens per {what} ({' * '.join(factors)}, one token per 32 x 32 "
-                f"pixels); at most {_MOST_TOKENS:,} are possible"
+                f"makes {pixels:,} pixels per {what} ({' * '.join(factors)}); at most "
+                f"{_MOST_PIXELS:,} are possible"
             )
             remedy = f"lower {key}, which is usually {_USUAL_SIZES[key]} or less"
             return [Problem(key, factors[key], rule, remedy)]
     return []
+
+
+def _rollout_problems(rollout: RolloutSection) -> list[Problem]:
+    if rollout.batch_size is None or rollout.batch_size >= rollout.group_size:
+        return []
+    rule = (
+        f"must be at least rollout.group_size = {rollout.group_size}: the images of a prompt are "
+        "sampled together"
+    )
+    remedy = f"set rollout.batch_size={rollout.group_size} or more, or a smaller rollout.group_size"
+    return [Problem("rollout.batch_size", rollout.batch_size, rule, remedy)]
 
 
 def _advantage_problems(advantage: AdvantageSection) -> list[Problem]:
@@ -261,7 +271,7 @@ def estimator_problems(loss: LossSettings) -> list[Problem]:
 
 def _decode_problems(decode: DecodeSection) -> list[Problem]:
     steps, cheap = decode.steps, decode.rollout_steps
-    if cheap is None or cheap <= steps:
+    if cheap is None or steps is None or cheap <= steps:
         return []
     # Not lowered to decode.steps: which images are trained on is more than a matter of speed.
     rule = f"must not exceed decode.steps = {steps}: evaluations must not be cheaper than rollouts"

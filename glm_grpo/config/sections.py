@@ -53,11 +53,11 @@ class ModelSection(Options):
     """Which model is trained, and how it is loaded."""
 
     path: PathText = Field(examples=["tiny"])
-    """`tiny` (shipped with the package), a folder in the diffusers layout, or a hub id."""
+    """`tiny` (shipped with the package), a model's folder, or a hub id."""
     dtype: Literal["float32", "bfloat16"]
     """Dtype of weights and activations; log-probabilities are always float32."""
     adapter: AdapterSection | None = None
-    """Low-rank adapters; absent: train the whole language model and its head."""
+    """Low-rank adapters; absent: train the language model in full."""
     start_from: PathText | None = Field(default=None, examples=["my-run"])
     """Run folder, or a checkpoint in one, whose trained weights initialise the policy and the
     reference; needs the same model and adapter. Absent: start from the original model."""
@@ -95,10 +95,13 @@ class RolloutSection(Options):
     refill_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
-    height: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32, examples=[1024])
-    """Image height in pixels; the model uses one token per 32 x 32 pixels."""
-    width: int = Field(ge=32, le=_LONGEST_SIDE, multiple_of=32, examples=[1024])
-    """Image width in pixels; the model uses one token per 32 x 32 pixels."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Images to sample at once, in whole groups; absent: all. Changes memory and speed; samples
+    only by rounding."""
+    height: int = Field(ge=16, le=_LONGEST_SIDE, examples=[1024])
+    """Image height in pixels; the model may allow only some, such as multiples of 32."""
+    width: int = Field(ge=16, le=_LONGEST_SIDE, examples=[1024])
+    """Image width in pixels; the model may allow only some, such as multiples of 32."""
     temperature: float = Field(ge=1e-3, le=1e3)
     """Divides the logits; 1 samples from the model's own distribution."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -109,15 +112,24 @@ class RolloutSection(Options):
     min_p: float | None = Field(default=None, gt=0.0, lt=1.0)
     """When sampling, drop tokens less probable than this fraction of the top token; absent: drop
     none."""
+    guidance_scale: float | None = Field(default=None, ge=1.0, le=1e3, examples=[5.0])
+    """Scale of classifier-free guidance between tokens (Janus-Pro), part of the distribution that
+    is sampled from, trained and scored; above 1, every image takes two rows. Absent: as
+    published."""
 
 
 class DecodeSection(Options):
-    """How the frozen diffusion decoder turns tokens into pixels."""
+    """How the frozen decoder turns tokens into pixels.
 
-    steps: int = Field(ge=1, le=10_000)
-    """Denoising steps per image."""
-    guidance_scale: float = Field(ge=1.0, le=1e3, examples=[1.5])
-    """Scale of classifier-free guidance; above 1, every denoising step runs twice."""
+    Most keys are of decoders that denoise; those that a model's decoder does not have must be
+    absent.
+    """
+
+    steps: int | None = Field(default=None, ge=1, le=10_000)
+    """Denoising steps per image; must be set for a decoder that denoises."""
+    guidance_scale: float | None = Field(default=None, ge=1.0, le=1e3, examples=[1.5])
+    """Scale of classifier-free guidance; above 1, every denoising step runs twice. Must be set for
+    a decoder that denoises."""
     rollout_steps: int | None = Field(default=None, ge=1)
     """Denoising steps per training image, at most `decode.steps`; evaluations always use
     `decode.steps`. Absent: training uses `decode.steps` too."""
@@ -145,8 +157,8 @@ class DecodeSection(Options):
     absent: store them in `model.dtype`."""
 
     @property
-    def training_steps(self) -> int:
-        """Denoising steps per training image."""
+    def training_steps(self) -> int | None:
+        """Denoising steps per training image; None for a decoder without."""
         return self.rollout_steps or self.steps
 
 

@@ -154,16 +154,16 @@ class Decoder(Protocol):
     """A frozen model that turns token grids into pictures.
 
     Pictures are a function of (prompt, tokens, decode seed): the G images of a prompt share the
-    same initial noise.
-
-    Attributes:
-        steps: Number of denoising steps, >= 1.
+    same initial noise, if there is any.
     """
 
-    steps: int
+    @property
+    def steps(self) -> int | None:
+        """Number of denoising steps, >= 1; None if it does not denoise."""
+        ...
 
     def with_steps(self, steps: int) -> Decoder:
-        """The same model with another number of denoising steps, >= 1."""
+        """The same model with another number of denoising steps, >= 1; only if it denoises."""
         ...
 
     def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:

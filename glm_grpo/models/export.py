@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import hf_hub_download, metadata_load
 
-from glm_grpo.config.sections import RolloutSection
+from glm_grpo.config.sections import DecodeSection, RolloutSection
 
 README = "README.md"
 
@@ -22,10 +22,9 @@ class StockSettings:
     """How a run sampled and decoded, in the parameters of stock classes.
 
     Attributes:
-        base: Folder or hub id of the pipeline that the run started from.
-        top_k: Top-k of token sampling; None: not truncated.
-        top_p: Top-p of token sampling; None: not truncated.
-        min_p: Min-p of token sampling; None: not truncated.
+        base: Folder or hub id of the model that the run started from.
+        rollout: How tokens were sampled, and the size of images.
+        decode: How tokens were decoded.
         outside_codebook: Returns a note on tokens outside the codebook, which stock sampling does
             not exclude, given the number of tokens per image; empty: not measured.
         license: Hub name of the base's licence; None: unknown.
@@ -37,14 +36,8 @@ class StockSettings:
 
     base: str
     dtype: str
-    height: int
-    width: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    decode_steps: int
-    guidance_scale: float
+    rollout: RolloutSection
+    decode: DecodeSection
     outside_codebook: Callable[[int], str]
     license: str | None
     training: str
@@ -72,11 +65,21 @@ class StockSettings:
         return repr(self.base if self.is_on_hub else f"PATH/TO/{self.base_name}")
 
 
-def describe_sampling(of: RolloutSection | StockSettings) -> str:
-    """Describe temperature and truncation, such as `temperature 0.9, top_p 0.75`."""
-    limits = {"top_k": of.top_k, "top_p": of.top_p, "min_p": of.min_p}
+def describe_sampling(rollout: RolloutSection) -> str:
+    """Describe temperature, truncation and guidance, such as `temperature 0.9, top_p 0.75`."""
+    limits = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
     dropping = [f"{name} {limit:g}" for name, limit in limits.items() if limit is not None]
-    return ", ".join([f"temperature {of.temperature:g}", *(dropping or ["no token dropped"])])
+    guidance = rollout.guidance_scale
+    guided = [] if guidance is None else [f"guidance {guidance:g}"]
+    said = [f"temperature {rollout.temperature:g}", *(dropping or ["no token dropped"]), *guided]
+    return ", ".join(said)
+
+
+def describe_decoding(decode: DecodeSection) -> str:
+    """Describe how tokens were decoded, such as `20 steps, guidance 1.5`."""
+    if decode.steps is None:
+        return "one pass"
+    return f"{decode.steps} steps, guidance {decode.guidance_scale:g}"
 
 
 def find_license(base: str) -> str | None:

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from glm_grpo.config import Config
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import Decoder, Policy, Quantization, ReservedTokens, TextRule
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.planning import Planner
+from rewards.problems import Problem, describe_problems
+
+
+def unused_key_problems(config: Config, keys: Iterable[str], *, name: str) -> list[Problem]:
+    """Problems of keys without an effect whose values are not their defaults.
+
+    Args:
+        keys: Keys of sections, such as `decode.steps`.
+        name: Name of the family.
+    """
+    problems = []
+    for key in keys:
+        section, _, option = key.partition(".")
+        values = getattr(config, section)
+        given, default = getattr(values, option), type(values).model_fields[option].default
+        if given != default:
+            rule = f"has no effect with {name}"
+            problems.append(Problem(key, given, rule, f"leave it out ('~{key}')"))
+    return problems
+
+
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raise an error that describes all problems; nothing if there are none.
+
+    Raises:
+        ConfigError: There are problems.
+    """
+    if problems:
+        raise ConfigError(describe_problems(problems))
 
 
 @runtime_checkable
@@ -21,10 +52,20 @@ class ModelFamily(Protocol):
     model, whose type only the family knows.
 
     Attributes:
+        NAME: Name for messages.
         TEXT_RULE: How the model finds texts to draw; None if it reads a prompt as a whole.
     """
 
+    NAME: str
     TEXT_RULE: TextRule | None
+
+    def check_keys(self, config: Config) -> None:
+        """Refuse keys that have no effect with this family, and values that it cannot take.
+
+        Raises:
+            ConfigError: The message names keys, rules and remedies.
+        """
+        ...
 
     def check_model(self, path: str) -> ReservedTokens:
         """Check what can be read in a second, before weights are downloaded or loaded.
@@ -38,7 +79,7 @@ class ModelFamily(Protocol):
         ...
 
     def check_sizes(self, path: str, config: Config) -> None:
-        """Refuse image sizes at which the model cannot read the run's source or target images.
+        """Refuse image sizes that the model cannot draw, or at which it cannot read images.
 
         Raises:
             ConfigError: The size is refused; the message names size, rule and remedy.

@@ -167,22 +167,27 @@ def rollout_bytes(
     """
     language, item = planner.language, model.dtype.itemsize
     read, tokens = planner.sequence_tokens(sizes)
-    a_token = language.cache_bytes(model.dtype)
-    prompts, samples = sizes.prompts * read * a_token, sizes.images * tokens * a_token
-    at_once = min(sizes.prompts, PREFILLED_AT_ONCE) * read
+    rows = planner.rows_per_image(model)
+    num_prompts = sizes.sampled_at_once
+    images = num_prompts * sizes.group_size
+    a_token = rows * language.cache_bytes(model.dtype)
+    prompts, samples = num_prompts * read * a_token, images * tokens * a_token
+    if not language.is_prompt_shared:
+        samples += images * read * a_token
+    at_once = rows * min(num_prompts, PREFILLED_AT_ONCE) * read
     # A product with a matrix in 4 bits holds it in full.
     unpacked = 0
     if model.quantization.language is not None:
         unpacked = max(inputs * outputs for inputs, outputs in language.matrices) * item
     reading = _WITHOUT_GRADIENT * (language.width + language.mlp_width) * item * at_once + unpacked
-    joining = prompts if sizes.prompts > PREFILLED_AT_ONCE else 0
+    joining = prompts if num_prompts > PREFILLED_AT_ONCE else 0
     adapters = 0
     if model.adapter_rank is not None:
         adapters = language.adapter_entries(model.adapter_rank) * item
     # Scores for prompt and generated tokens, both concatenated, their softmax in fp32, in the
     # model's dtype, and split again.
-    scores = language.heads * (read + tokens) * (4 * item + _FLOAT32)
-    drawing = adapters + unpacked + sizes.images * (_DRAWN_BYTES * language.drawn + scores)
+    scores = rows * language.heads * (read + tokens) * (4 * item + _FLOAT32)
+    drawing = adapters + unpacked + images * (_DRAWN_BYTES * language.drawn + scores)
     peak = max(prompts + reading, prompts + joining, prompts + samples + drawing)
     return prompts, samples, max(0, peak - prompts - samples)
 
@@ -191,24 +196,26 @@ def update_activations(planner: Planner, model: ModelSettings, sizes: BatchSizes
     """Peak bytes of replay and backward pass, besides weights, gradients and optimizer state."""
     language, item = planner.language, model.dtype.itemsize
     read, generated = planner.sequence_tokens(sizes)
-    rows, length = sizes.micro_batch_size, read + generated - 1
+    rows = sizes.micro_batch_size * planner.rows_per_image(model)
+    length = read + generated - 1
     tokens, is_full = rows * length, model.adapter_rank is None
     states = language.stored_states + _IN_HALF * (item == _HALF) + _IN_FULL * is_full
     stored = states * language.width + _WITHOUT_GRADIENT * language.mlp_width
     stored += 2 * language.kv_heads * language.head_size
     # A micro-batch that can contain prompts of different lengths needs a mask, and with a mask
     # every query head has its own keys and values.
-    if sizes.prompts > 1 and sizes.group_size % rows != 0:
+    if sizes.prompts > 1 and sizes.group_size % sizes.micro_batch_size != 0:
         stored += 2 * (language.heads - language.kv_heads) * language.head_size + length
     a_layer = stored * item * tokens
     a_state = language.width * item * tokens
     kept = language.layers * (a_state if model.is_checkpointing else a_layer)
     backward = _IN_BACKWARD * a_state + model.is_checkpointing * a_layer
-    chunk = min(CHUNK_ENTRIES * (1 + is_full), rows * generated * language.drawn)
+    scored = sizes.micro_batch_size * generated
+    chunk = min(CHUNK_ENTRIES * (1 + is_full), scored * language.drawn)
     head = _AT_HEAD * a_state + _CHUNK_BYTES * chunk
     peak = kept + max(backward, head)
     if sizes.is_truncated:
-        peak += rows * generated * language.drawn
+        peak += scored * language.drawn
     if is_full:
         # The gradient of a weight exists beside the sum it is added to.
         peak += max(language.outside) * item
@@ -323,7 +330,7 @@ def _update_bytes(
         activations = max(backward, _optimizer_bytes(language, model))
         return UpdateBytes(trained_bytes(language, model), 0, activations)
     read, generated = planner.sequence_tokens(sizes)
-    tokens = sizes.micro_batch_size * (read + generated - 1)
+    tokens = sizes.micro_batch_size * planner.rows_per_image(model) * (read + generated - 1)
     a_token = _WITHOUT_GRADIENT * (language.width + language.mlp_width)
     scoring = a_token * model.dtype.itemsize * tokens
     return update_on_shards(shards, scoring=scoring, backward=backward)

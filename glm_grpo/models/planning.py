@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
+from glm_grpo.config import Config
 from glm_grpo.models.base import NO_QUANTIZATION, Quantization
 
 PHASES = ("sources", "rollout", "decode", "reward", "update", "idle")
@@ -53,6 +54,7 @@ class ModelSettings:
         needs_reference: Whether a KL to the reference has a weight.
         is_on_accelerator: Selects the optimizer's implementation as torch does.
         quantization: Which weights are stored in fewer bits.
+        guidance_scale: Scale of guidance between tokens; None: as published.
     """
 
     dtype: torch.dtype
@@ -61,6 +63,7 @@ class ModelSettings:
     needs_reference: bool
     is_on_accelerator: bool
     quantization: Quantization = NO_QUANTIZATION
+    guidance_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class BatchSizes:
         group_size: G, images per prompt.
         micro_batch_size: Images per forward and backward pass.
         is_truncated: Whether top-k, top-p or min-p truncate the distribution.
+        rollout_batch_size: Images to sample at once, in whole groups; None: all.
         decode_batch_size: Images of a group to decode at once; None: all.
         vae_batch_size: Those to pass through the VAE at once; None: few.
         num_sources: Source pictures per prompt; their tokens are not counted in `prompt_tokens`.
@@ -85,6 +89,7 @@ class BatchSizes:
     prompt_tokens: int
     micro_batch_size: int
     is_truncated: bool
+    rollout_batch_size: int | None = None
     decode_batch_size: int | None = None
     vae_batch_size: int | None = None
     num_sources: int = 0
@@ -94,6 +99,20 @@ class BatchSizes:
     def images(self) -> int:
         """Number of images, P * G."""
         return self.prompts * self.group_size
+
+    @property
+    def sampled_at_once(self) -> int:
+        """Number of prompts whose images are sampled at once."""
+        return prompts_at_once(self.prompts, self.group_size, self.rollout_batch_size)
+
+
+def prompts_at_once(prompts: int, group_size: int, batch_size: int | None) -> int:
+    """Number of prompts whose images are sampled at once, at least one.
+
+    Args:
+        batch_size: Images to sample at once; None: all.
+    """
+    return prompts if batch_size is None else max(1, min(prompts, batch_size // group_size))
 
 
 @dataclass(frozen=True)
@@ -188,6 +207,7 @@ class LanguageShape:
         drawn: Number of codes that can be drawn, V.
         stored_states: States of size D that a layer stores per token for the backward pass, with
             adapters and in fp32.
+        is_prompt_shared: Whether the samples of a prompt share its keys and values.
     """
 
     layers: int
@@ -202,6 +222,7 @@ class LanguageShape:
     unread: int
     drawn: int
     stored_states: int
+    is_prompt_shared: bool = True
 
     @property
     def layer_entries(self) -> int:
@@ -249,6 +270,15 @@ class Planner(Protocol):
         """Sizes of the language model."""
         ...
 
+    @property
+    def smaller_sides(self) -> Sequence[int]:
+        """Sides in pixels, largest first, that a run can try to save memory."""
+        ...
+
+    def rows_per_image(self, model: ModelSettings) -> int:
+        """Rows of the language model for each image: 2 with guidance between tokens."""
+        ...
+
     def vision(self, dtype: torch.dtype) -> PartBytes:
         """Weights that turn pictures into tokens."""
         ...
@@ -275,6 +305,6 @@ class Planner(Protocol):
         """Tokens of the longest caption with the chat template; None without a tokenizer."""
         ...
 
-    def decoder_flops(self, height: int, width: int) -> tuple[int, int]:
-        """Operations for one image of a denoising pass, and of turning latents into pixels."""
+    def decode_flops(self, config: Config) -> int:
+        """Operations of decoding one training image."""
         ...

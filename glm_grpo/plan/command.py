@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
+from glm_grpo.builders.family import family_of
 from glm_grpo.builders.models import build_planner, hint_at_size
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
@@ -107,6 +108,7 @@ def plan_config(
         ModelError: The run exceeds `memory`, or the model's configs are not available.
         ConfigError: This many processes cannot run it.
     """
+    family_of(config.model.path).check_keys(config)
     of_model = build_planner(config.model.path)
     planner = ConfigPlanner(
         of_model,

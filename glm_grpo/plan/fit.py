@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from glm_grpo.builders.family import family_of
 from glm_grpo.builders.models import refuse_without_accelerator
 from glm_grpo.config import Config, effective_config
 from glm_grpo.data.prompts import PromptSource, evaluated_at_once
@@ -61,6 +62,7 @@ def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:
         quantization=Quantization(
             language=config.model.quantization, decoder=config.decode.quantization
         ),
+        guidance_scale=config.rollout.guidance_scale,
     )
 
 
@@ -84,6 +86,7 @@ def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> Ba
         is_truncated=rollout.top_k is not None
         or rollout.min_p is not None
         or (rollout.top_p is not None and rollout.top_p < 1.0),
+        rollout_batch_size=rollout.batch_size,
         decode_batch_size=config.decode.batch_size,
         vae_batch_size=config.decode.vae_batch_size,
         num_sources=config.data.sources,
@@ -96,18 +99,25 @@ def evaluation_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) 
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
     samples = config.eval.samples_per_prompt
     images = config.rollout.prompts_per_step * config.rollout.group_size // processes
+    images = min(images, config.rollout.batch_size or images)
     return replace(sizes, prompts=evaluated_at_once(images, samples), group_size=samples)
 
 
-def _remedies(config: Config) -> Iterator[_Remedy]:
+def _remedies(config: Config, sides: Iterable[int]) -> Iterator[_Remedy]:
     """Remedies, least intrusive first; those before 8 bits only cost time.
 
     Remedies that do not apply are refused or save nothing, and are skipped.
+
+    Args:
+        sides: Smaller sides of images, in pixels.
     """
     rollout, adapter = config.rollout, config.model.adapter
     for choice in ("modules", "modules_and_optimizer"):
         yield {"offload": choice}
     yield from _smaller("train.micro_batch_size", (16, 8, 4, 2, 1), config.train.micro_batch_size)
+    sampled = rollout.batch_size or rollout.prompts_per_step * rollout.group_size
+    groups = (rollout.group_size * prompts for prompts in (8, 4, 2, 1))
+    yield from _smaller("rollout.batch_size", groups, sampled)
     yield from _smaller("decode.vae_batch_size", (2, 1), config.decode.vae_batch_size or 1)
     drawn = min(config.decode.batch_size or rollout.group_size, rollout.group_size)
     yield from _smaller("decode.batch_size", (16, 8, 4, 2, 1), drawn)
@@ -122,7 +132,7 @@ def _remedies(config: Config) -> Iterator[_Remedy]:
     prompts = (32, 16, 8, 4, 2, 1)
     yield from _smaller("rollout.prompts_per_step", prompts, rollout.prompts_per_step)
     yield from _smaller("rollout.group_size", (16, 8, 4), rollout.group_size)
-    for side in (1024, 768, 512, 256):
+    for side in sides:
         if side < min(rollout.height, rollout.width):
             yield {"rollout.height": side, "rollout.width": side}
 
@@ -221,7 +231,7 @@ class ConfigPlanner:
         """
         config = self._effective(config)
         plan, chosen = self.plan(config), dict[tuple[str, ...], _Remedy]()
-        for remedy in _remedies(config):
+        for remedy in _remedies(config, self._planner.smaller_sides):
             if plan.peak <= memory:
                 break
             # A stronger remedy for the same keys replaces the earlier one.
@@ -242,7 +252,9 @@ class ConfigPlanner:
     def _plan_changed(self, config: Config, remedies: Iterable[_Remedy]) -> MemoryPlan | None:
         """Plan with remedies applied; None if they are not allowed here or conflict."""
         try:
-            return self.plan(_changed(config, remedies))
+            changed = _changed(config, remedies)
+            family_of(config.model.path).check_keys(changed)
+            return self.plan(changed)
         except (ValidationError, ConfigError):
             return None
 

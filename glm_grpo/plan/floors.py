@@ -17,7 +17,6 @@ from glm_grpo.data.prompts import PromptSource
 from glm_grpo.models.memory import read_bytes
 from glm_grpo.models.planning import (
     BatchSizes,
-    LanguageShape,
     MemoryPlan,
     ModelSettings,
     Planner,
@@ -33,6 +32,7 @@ class SequenceSizes:
 
     Attributes:
         prompts: P, prompts of the step.
+        at_once: Prompts whose images are sampled at once; None: all.
         group_size: G, images per prompt.
         tokens: T, generated tokens per image.
     """
@@ -41,6 +41,7 @@ class SequenceSizes:
     group_size: int
     prompt_tokens: int
     tokens: int
+    at_once: int | None = None
 
     @property
     def images(self) -> int:
@@ -59,6 +60,9 @@ class LanguageWork:
         read_bytes: Bytes of all weights that a token step reads: all but the token embedding, of
             which it only looks up rows.
         cache_bytes: Bytes of the keys and values of one token.
+        rows: Rows for each image: 2 with guidance between tokens, whose scores share one pass of
+            the head.
+        is_prompt_shared: Whether the samples of a prompt share its keys and values.
     """
 
     layer_entries: int
@@ -66,16 +70,21 @@ class LanguageWork:
     attention_width: int
     read_bytes: int
     cache_bytes: int
+    rows: int = 1
+    is_prompt_shared: bool = True
 
 
-def language_work(language: LanguageShape, model: ModelSettings) -> LanguageWork:
+def language_work(planner: Planner, model: ModelSettings) -> LanguageWork:
     """Work per token as a run loads the model; operations of adapters are not counted."""
+    language = planner.language
     return LanguageWork(
         layer_entries=language.layer_entries,
         head_entries=language.head_entries,
         attention_width=language.attention_width,
         read_bytes=read_bytes(language, model),
         cache_bytes=language.cache_bytes(model.dtype),
+        rows=planner.rows_per_image(model),
+        is_prompt_shared=language.is_prompt_shared,
     )
 
 
@@ -151,15 +160,6 @@ def _work(
     sequences: SequenceSizes,
     peak_flops: float,
 ) -> StepWork:
-    transformer, vae = planner.decoder_flops(config.rollout.height, config.rollout.width)
-
-    drawn = decode_flops(
-        transformer,
-        vae,
-        images=1,
-        steps=config.decode.rollout_steps or config.decode.steps,
-        guidance_scale=config.decode.guidance_scale,
-    )
     learned = update_flops(
         language,
         sequences,
@@ -170,7 +170,7 @@ def _work(
     )
     return StepWork(
         rollout=rollout_flops(language, sequences) / sequences.images,
-        decode=float(drawn),
+        decode=float(planner.decode_flops(config)),
         update=learned / sequences.images,
         peak_flops=peak_flops,
         is_skipping_flat=config.train.skip_flat and config.loss.weighs_advantages_alone,
@@ -217,9 +217,13 @@ def _language(
     config: Config, planner: Planner, sizes: BatchSizes
 ) -> tuple[LanguageWork, SequenceSizes]:
     read, generated = planner.sequence_tokens(sizes)
-    work = language_work(planner.language, model_settings(config, is_on_accelerator=True))
+    work = language_work(planner, model_settings(config, is_on_accelerator=True))
     return work, SequenceSizes(
-        prompts=sizes.prompts, group_size=sizes.group_size, prompt_tokens=read, tokens=generated
+        prompts=sizes.prompts,
+        group_size=sizes.group_size,
+        prompt_tokens=read,
+        tokens=generated,
+        at_once=sizes.sampled_at_once,
     )
 
 
@@ -241,14 +245,19 @@ def rollout_flops(work: LanguageWork, sizes: SequenceSizes) -> int:
 
 def _token_steps(work: LanguageWork, sizes: SequenceSizes) -> Iterator[tuple[int, int]]:
     """Bytes read and operations done: for the prompts, then for each token of every sample."""
-    reading = _forward_flops(work, sizes.prompt_tokens, scored=1)
-    yield work.read_bytes, sizes.prompts * reading
-    # The last token is sampled, but not processed further.
-    for generated in range(1, sizes.tokens):
-        cached = sizes.prompts * sizes.prompt_tokens + sizes.images * generated
-        attention = _attention_flops(work, sizes.prompt_tokens + generated)
-        flops = 2 * (work.layer_entries + work.head_entries) + attention
-        yield work.read_bytes + cached * work.cache_bytes, sizes.images * flops
+    at_once = sizes.at_once or sizes.prompts
+    for start in range(0, sizes.prompts, at_once):
+        prompts = min(at_once, sizes.prompts - start)
+        images = prompts * sizes.group_size
+        reading = _forward_flops(work, sizes.prompt_tokens, scored=1)
+        yield work.read_bytes, prompts * reading
+        # The last token is sampled, but not processed further.
+        for generated in range(1, sizes.tokens):
+            read = prompts if work.is_prompt_shared else images
+            cached = work.rows * (read * sizes.prompt_tokens + images * generated)
+            attention = _attention_flops(work, sizes.prompt_tokens + generated)
+            flops = work.rows * (2 * work.layer_entries + attention) + 2 * work.head_entries
+            yield work.read_bytes + cached * work.cache_bytes, images * flops
 
 
 def update_flops(
@@ -275,33 +284,18 @@ def update_flops(
         needs_reference: Whether a KL to the reference has a weight.
     """
     length = sizes.prompt_tokens + sizes.tokens - 1
-    layers = 2 * work.layer_entries * length
+    layers = work.rows * 2 * work.layer_entries * length
     head = 2 * work.head_entries * sizes.tokens
-    attention = _attention_flops(work, _causal_pairs(length))
+    attention = work.rows * _attention_flops(work, _causal_pairs(length))
     again = int(is_checkpointing)
     an_update = (2 + is_full + again) * layers + (2 + is_full) * head + (3 + again) * attention
     reference = layers + head + attention if needs_reference else 0
     return sizes.images * (updates * an_update + reference)
 
 
-def decode_flops(
-    transformer_flops: int, vae_flops: int, *, images: int, steps: int, guidance_scale: float
-) -> int:
-    """Operations to decode images.
-
-    Args:
-        transformer_flops: Operations of one pass of the diffusion transformer, for one image.
-        vae_flops: Operations to turn the latents of one image into pixels.
-        images: Number of images.
-        guidance_scale: Above 1, a step costs two passes.
-    """
-    passes = 2 if guidance_scale > 1 else 1
-    return images * (steps * passes * transformer_flops + vae_flops)
-
-
 def _forward_flops(work: LanguageWork, length: int, *, scored: int) -> int:
-    matrices = 2 * (work.layer_entries * length + work.head_entries * scored)
-    return matrices + _attention_flops(work, _causal_pairs(length))
+    layers = 2 * work.layer_entries * length + _attention_flops(work, _causal_pairs(length))
+    return work.rows * layers + 2 * work.head_entries * scored
 
 
 def _attention_flops(work: LanguageWork, pairs: int) -> int:

@@ -64,7 +64,7 @@ def sample_and_score(
     """Experience of some prompts, with advantages of 0 until all groups are sampled."""
     kl_coef, kl_coef_in_reward = config.loss.kl_coef, config.loss.kl_coef_in_reward
     batch = encode_sources(models, batch, clock)
-    rollout = sample(models, batch, clock=clock)
+    rollout = sample(models, batch, batch_size=config.rollout.batch_size, clock=clock)
     is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
 
     @cache

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from glm_grpo.data.prompts import part_of_batch
+from glm_grpo.models.planning import prompts_at_once
+from glm_grpo.training.joining import join_rollouts
 from glm_grpo.training.phase import Models, PhaseClock, decoding_size, sampling_size
-from glm_grpo.types import ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Grid
 from rewards.types import RewardTable
 
@@ -37,23 +41,41 @@ def sample(
     models: Models,
     batch: PromptBatch,
     *,
+    batch_size: int | None = None,
     clock: PhaseClock | None = None,
     is_evaluation: bool = False,
 ) -> Rollout:
     """Sample G token grids for each prompt.
+
+    Args:
+        batch_size: Images to sample at once, in whole groups; None: all.
 
     Raises:
         NonFiniteError: A log-probability is not finite.
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     clock = clock or PhaseClock()
-    size = sampling_size(batch, models.policy)
+    num_prompts = len(batch.prompts)
+    at_once = prompts_at_once(num_prompts, batch.group_size, batch_size)
+    rows = range(num_prompts)
+    parts = [rows[start : start + at_once] for start in range(0, num_prompts, at_once)]
+    size = sampling_size(part_of_batch(batch, parts[0]), models.policy)
+    rollouts = []
     with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
-        return models.policy.sample(
-            batch,
-            phase="evaluation" if is_evaluation else "rollout",
-            count=clock.count,
-        )
+        for number, part in enumerate(parts):
+            rollouts.append(
+                models.policy.sample(
+                    batch if len(parts) == 1 else part_of_batch(batch, part),
+                    phase="evaluation" if is_evaluation else "rollout",
+                    count=partial(_count_in_part, clock.count, number, len(parts)),
+                )
+            )
+    return rollouts[0] if len(parts) == 1 else join_rollouts(rollouts)
+
+
+def _count_in_part(count: Count, number: int, parts: int, done: int, total: int) -> None:
+    """Report the tokens of one part as those of all, which are equally many."""
+    count(number * total + done, parts * total)
 
 
 def decode_and_score(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from glm_grpo.types import Advantages, Experience, ImageBatch
+from glm_grpo.types import Advantages, Experience, ImageBatch, Rollout
 from rewards.types import RewardTable
 
 
@@ -28,12 +28,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             decode_seeds=tuple(seed for part in parts for seed in part.prompts.decode_seeds),
             source_token_ids=_cat_if_any([part.prompts.source_token_ids for part in parts]),
         ),
-        rollout=replace(
-            first.rollout,
-            token_ids=torch.cat([part.rollout.token_ids for part in parts]),
-            log_probs=torch.cat([part.rollout.log_probs for part in parts]),
-            sampling_mask=_cat_if_any([part.rollout.sampling_mask for part in parts]),
-        ),
+        rollout=join_rollouts([part.rollout for part in parts]),
         images=join_images([part.images for part in parts]),
         rewards=join_tables([part.rewards for part in parts]),
         totals=torch.cat([part.totals for part in parts]),
@@ -46,6 +41,15 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
         ),
         reference_log_probs=_cat_if_any([part.reference_log_probs for part in parts]),
         trained=None if first.trained is None else _join_trained(parts),
+    )
+
+
+def join_rollouts(parts: Sequence[Rollout]) -> Rollout:
+    """Join token grids in prompt order."""
+    return Rollout(
+        token_ids=torch.cat([part.token_ids for part in parts]),
+        log_probs=torch.cat([part.log_probs for part in parts]),
+        sampling_mask=_cat_if_any([part.sampling_mask for part in parts]),
     )
 
 

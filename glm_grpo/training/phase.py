@@ -147,7 +147,7 @@ class Models:
     """The models of a run.
 
     Attributes:
-        decoder: Frozen decoder with all denoising steps, as in evaluations.
+        decoder: Frozen decoder, with all denoising steps if it has any, as in evaluations.
     """
 
     policy: Policy
@@ -155,8 +155,10 @@ class Models:
     scorer: Scorer
     offload: Offload
 
-    def with_decode_steps(self, steps: int) -> Models:
-        """The same models with another number of denoising steps."""
+    def with_decode_steps(self, steps: int | None) -> Models:
+        """The same models with another number of denoising steps; None: unchanged."""
+        if steps is None:
+            return self
         return replace(self, decoder=self.decoder.with_steps(steps))
 
     @contextmanager

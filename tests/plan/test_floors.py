@@ -6,7 +6,6 @@ from glm_grpo.plan.devices import DEVICES, DeviceSpeed, find_device
 from glm_grpo.plan.floors import (
     LanguageWork,
     SequenceSizes,
-    decode_flops,
     rollout_floor,
     rollout_flops,
     update_flops,
@@ -77,9 +76,3 @@ def test_find_device_knows_the_form_whose_figures_it_has(name, key):
 )
 def test_update_flops_count_every_pass(changes, an_image):
     assert update_flops(WORK, SEQUENCES, **PLAIN | changes) == 6 * an_image
-
-
-@pytest.mark.parametrize(("guidance_scale", "passes"), [(1.0, 1), (1.5, 2)])
-def test_decode_flops_double_the_passes_with_guidance(guidance_scale, passes):
-    flops = decode_flops(1000, 70, images=3, steps=5, guidance_scale=guidance_scale)
-    assert flops == 3 * (5 * passes * 1000 + 70)

@@ -64,7 +64,7 @@ def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
     sizes = PolicySizes(codebook=64, layers=2)
     model = build_policy_model(seed=0, sizes=sizes)
     configs = PartConfigs(model.config.to_dict(), {}, {}, {})
-    work = language_work(GlmImagePlanner(configs).language, FULL)
+    work = language_work(GlmImagePlanner(configs), FULL)
     inner, head = model.model.language_model, model.lm_head.weight
     embedding = inner.embed_tokens.weight.numel()
     weights = sum(parameter.numel() for parameter in inner.parameters())
@@ -78,7 +78,7 @@ def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
 
 def test_language_work_of_the_published_model_has_its_sizes():
     bf16 = replace(FULL, dtype=torch.bfloat16, adapter_rank=32)
-    work = language_work(GlmImagePlanner(read_part_configs(PUBLISHED_ID)).language, bf16)
+    work = language_work(GlmImagePlanner(read_part_configs(PUBLISHED_ID)), bf16)
     # 8.847 B less 0.69 B of the embedding, and 95 M entries of adapters, read in bf16.
     assert work.layer_entries == pytest.approx(8.16e9, rel=1e-3)
     assert work.read_bytes == pytest.approx(2 * (8.225e9 + 95e6), rel=1e-3)

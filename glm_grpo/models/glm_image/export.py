@@ -68,21 +68,22 @@ def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
     """Give a model's `generate` the sampling of the run, whatever its base had."""
     config = model.generation_config
     config.do_sample = True
-    config.temperature = settings.temperature
-    config.top_k = settings.top_k or 0
-    config.top_p = settings.top_p or 1.0
-    config.min_p = settings.min_p
+    rollout = settings.rollout
+    config.temperature = rollout.temperature
+    config.top_k = rollout.top_k or 0
+    config.top_p = rollout.top_p or 1.0
+    config.min_p = rollout.min_p
 
 
 def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
     has_preview = settings.num_sources == 0
-    layout = token_layout(settings.height, settings.width, has_preview=has_preview)
+    layout = token_layout(settings.rollout.height, settings.rollout.width, has_preview=has_preview)
     outside_codebook = settings.outside_codebook(layout.num_tokens)
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
-        f"The run was trained at {settings.height} x {settings.width}.",
+        f"The run was trained at {settings.rollout.height} x {settings.rollout.width}.",
         "`generation_config.json` sets how tokens are sampled: as the run did "
-        f"({describe_sampling(settings)}), whatever the base model has.",
+        f"({describe_sampling(settings.rollout)}), whatever the base model has.",
         *([outside_codebook] if outside_codebook else []),
     ]
     imports = ""
@@ -162,7 +163,7 @@ def _edit(settings: StockSettings) -> str:
 
     Source: `GlmImagePipeline.generate_prior_tokens` (diffusers), steps 1 to 4.
     """
-    height, width = settings.height, settings.width
+    height, width = settings.rollout.height, settings.rollout.width
     rows, columns = height // 32, width // 32
     paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
     return f"""\
@@ -203,8 +204,8 @@ image = pipeline(
 
 def _decoding(settings: StockSettings) -> str:
     return f"""\
-    height={settings.height},
-    width={settings.width},
-    num_inference_steps={settings.decode_steps},
-    guidance_scale={settings.guidance_scale},
+    height={settings.rollout.height},
+    width={settings.rollout.width},
+    num_inference_steps={settings.decode.steps},
+    guidance_scale={settings.decode.guidance_scale},
     generator=torch.Generator().manual_seed(0),"""

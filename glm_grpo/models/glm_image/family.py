@@ -12,6 +12,7 @@ from glm_grpo.config import Config
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.export import StockSettings
+from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.models.glm_image.loading import (
@@ -29,14 +30,18 @@ from glm_grpo.models.glm_image.planner import (
 )
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
+from glm_grpo.models.glm_image.token_grid import PIXELS_PER_TOKEN
 from glm_grpo.seeds import derive_seed
+from rewards.problems import Problem
 
 # Members of `ModelFamily`; mypy counts an imported one only if it is listed here.
 __all__ = [
+    "NAME",
     "TEXT_RULE",
     "build_decoder",
     "build_planner",
     "build_policy",
+    "check_keys",
     "check_model",
     "check_sizes",
     "describe",
@@ -46,11 +51,41 @@ __all__ = [
     "load_pipeline",
 ]
 
+NAME = "GLM-Image"
+
 TEXT_RULE: TextRule | None = GLYPH_RULE
+
+_UNUSED_KEYS = ("rollout.guidance_scale",)
 
 _LARGEST_AREA = 4
 """Largest ratio of an image's area to the smallest trained area: 2048 x 2048 to 1024 x 1024.
 Source: zai-org/GLM-Image, issue 12."""
+
+
+def check_keys(config: Config) -> None:
+    """Refuse what has no effect, what the decoder lacks, and sizes with parts of tokens."""
+    problems = unused_key_problems(config, _UNUSED_KEYS, name=NAME)
+    for option, usual in (("steps", 20), ("guidance_scale", 1.5)):
+        if getattr(config.decode, option) is None:
+            key, rule = f"decode.{option}", f"must be set: the decoder of {NAME} denoises"
+            problems.append(Problem(key, None, rule, f"set {key}={usual}"))
+    for option in ("height", "width"):
+        side = getattr(config.rollout, option)
+        if side % PIXELS_PER_TOKEN:
+            key = f"rollout.{option}"
+            rule = f"must be a multiple of {PIXELS_PER_TOKEN}, the side of a token of {NAME}"
+            near = max(1, round(side / PIXELS_PER_TOKEN)) * PIXELS_PER_TOKEN
+            problems.append(Problem(key, side, rule, f"set {key}={near}"))
+    refuse(problems)
+
+
+def _denoising(config: Config) -> tuple[int, float]:
+    """Steps and guidance of the decoder, which `check_keys` requires."""
+    check_keys(config)
+    steps, guidance_scale = config.decode.steps, config.decode.guidance_scale
+    assert steps is not None
+    assert guidance_scale is not None
+    return steps, guidance_scale
 
 
 def check_sizes(path: str, config: Config) -> None:
@@ -135,10 +170,11 @@ def build_decoder(
     config: Config, pipeline: GlmImagePipeline, *, is_compiling: bool
 ) -> GlmImageDecoder:
     """Build the decoder from the parts of a loaded pipeline."""
+    steps, guidance_scale = _denoising(config)
     return GlmImageDecoder(
         pipeline,
-        steps=config.decode.steps,
-        guidance_scale=config.decode.guidance_scale,
+        steps=steps,
+        guidance_scale=guidance_scale,
         batch_size=config.decode.batch_size,
         # For evaluations: they have fewer samples per prompt than a rollout, so groups can be
         # joined.

@@ -20,6 +20,7 @@ from transformers import (
     T5EncoderModel,
 )
 
+from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import Quantization
 from glm_grpo.models.glm_image.decoder import decoded_at_once
@@ -181,6 +182,15 @@ class GlmImagePlanner:
         self.decoder = cache(self._decoder)
         self.decoder_flops = cache(self._decoder_flops)
 
+    @property
+    def smaller_sides(self) -> tuple[int, ...]:
+        """See `Planner`; images smaller than in training only test a setup."""
+        return (1024, 768, 512, 256)
+
+    def rows_per_image(self, model: ModelSettings) -> int:
+        """See `Planner`; there is no guidance between tokens."""
+        return 1
+
     @cached_property
     def language(self) -> LanguageShape:
         """See `Planner`."""
@@ -283,8 +293,17 @@ class GlmImagePlanner:
             # Loading the model reports what is wrong with its files.
             return None
 
+    def decode_flops(self, config: Config) -> int:
+        """See `Planner`; above a guidance scale of 1, every step is two passes."""
+        steps, guidance_scale = config.decode.training_steps or 1, config.decode.guidance_scale or 1
+        transformer, vae = self.decoder_flops(config.rollout.height, config.rollout.width)
+        return steps * (2 if guidance_scale > 1 else 1) * transformer + vae
+
     def _decoder_flops(self, height: int, width: int) -> tuple[int, int]:
-        """See `Planner`; without glyphs, whose number is not in the config."""
+        """Operations for one image of a denoising pass, and of turning latents into pixels.
+
+        Without glyphs, whose number is not in the config.
+        """
         transformer, vae = self._transformer(), build_part(self._configs, "vae")
         patches, latent = self._patches(height, width), self._latent(height, width)
 

@@ -54,7 +54,12 @@ class FullDecode:
 
 
 def decode_in_full(
-    models: Models, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"], *, cheap_steps: int
+    models: Models,
+    batch: PromptBatch,
+    token_ids: Int64[Tensor, "P G T"],
+    *,
+    steps: int,
+    cheap_steps: int,
 ) -> FullDecode:
     """Decode and score with all steps, and time the first group both ways.
 
@@ -71,16 +76,16 @@ def decode_in_full(
     # Both have run before, and no term is scoring meanwhile.
     clock = PhaseClock()
     with models.phase("decode", decoding_size(single)):
-        for steps in (cheap_steps, models.decoder.steps):
-            with clock.phase(str(steps)):
-                models.decoder.with_steps(steps).decode(single, token_ids[:1])
+        for number in (cheap_steps, steps):
+            with clock.phase(str(number)):
+                models.decoder.with_steps(number).decode(single, token_ids[:1])
     seconds = clock.seconds()
     return FullDecode(
         rewards=table,
-        steps=models.decoder.steps,
+        steps=steps,
         cheap_steps=cheap_steps,
         timed_images=token_ids.shape[1],
-        seconds=seconds[str(models.decoder.steps)],
+        seconds=seconds[str(steps)],
         cheap_seconds=seconds[str(cheap_steps)],
     )
 
@@ -201,9 +206,9 @@ def _probe_batch(
     # Only gradients need to know what places earned.
     table = replace(experience.rewards, parts={}, pieces={})
     token_ids = experience.rollout.token_ids
-    full, cheap_steps = None, config.decode.training_steps
-    if cheap_steps != models.decoder.steps:
-        full = decode_in_full(models, batch, token_ids, cheap_steps=cheap_steps)
+    full, steps, cheap_steps = None, models.decoder.steps, config.decode.training_steps
+    if steps is not None and cheap_steps is not None and cheap_steps != steps:
+        full = decode_in_full(models, batch, token_ids, steps=steps, cheap_steps=cheap_steps)
     models = models.with_decode_steps(cheap_steps)
     single = replace(batch, group_size=1)
     redrawn = [

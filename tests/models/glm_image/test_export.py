@@ -13,6 +13,7 @@ from huggingface_hub import metadata_load
 from peft import PeftModel
 from PIL import Image
 
+from glm_grpo.config.sections import DecodeSection, RolloutSection
 from glm_grpo.models.export import README, StockSettings, find_license
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 
@@ -47,14 +48,10 @@ def settings(random_pipeline_folder):
     return StockSettings(
         base=str(random_pipeline_folder),
         dtype="float32",
-        height=64,
-        width=96,
-        temperature=0.5,
-        top_k=7,
-        top_p=None,
-        min_p=None,
-        decode_steps=2,
-        guidance_scale=1.25,
+        rollout=RolloutSection(
+            prompts_per_step=1, group_size=2, height=64, width=96, temperature=0.5, top_k=7
+        ),
+        decode=DecodeSection(steps=2, guidance_scale=1.25),
         outside_codebook=lambda tokens: "",
         license="mit",
         training="## How it was trained\n",
@@ -123,12 +120,12 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
 
     exec(compile(snippet, README, "exec"), names)
 
-    assert Image.open("picture.png").size == (settings.width, settings.height)
+    assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
     assert "as the run did (temperature 0.5, top_k 7)" in (tmp_path / README).read_text()
-    assert names["pipeline"].num_timesteps == settings.decode_steps
-    assert names["pipeline"].guidance_scale == settings.guidance_scale
+    assert names["pipeline"].num_timesteps == settings.decode.steps
+    assert names["pipeline"].guidance_scale == settings.decode.guidance_scale
     # No base_model: the hub refuses the path of a folder.
     card = metadata_load(tmp_path / README)
     assert card.pop("tags")[:2] == ["glm-grpo", "grpo"]
