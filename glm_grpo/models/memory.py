@@ -90,6 +90,7 @@ def plan_memory(
         _Part("scorers", "rewards", PartBytes(scorers.movable, scorers.movable)),
     ]
     unused = 0 if reads_pictures else vision.size
+    unplaced = planner.unplaced(model.dtype)
     state = 2 * (trained if shards is None else shards.trained)
     # DDP joins gradients in copies that it keeps.
     is_copying = processes.count > 1 and not processes.is_sharded
@@ -98,6 +99,7 @@ def plan_memory(
         *[_weights_item(part, is_offloading) for part in parts],
         MemoryItem("scorers on the CPU", {}, cpu=scorers.on_cpu),
         MemoryItem("vision tower and VQ", {}, cpu=unused),
+        MemoryItem("parts for other tasks", {}, cpu=unplaced),
         _state_item(state, is_moved=is_state_moved),
         MemoryItem("gradients", {"update": update.gradients}),
         MemoryItem("gradient buckets", _always(trained if is_copying else 0)),
@@ -111,7 +113,7 @@ def plan_memory(
         phases=PHASES if reads_pictures else PHASES[1:],
         is_on_accelerator=model.is_on_accelerator,
         overhead=OVERHEAD_BYTES if model.is_on_accelerator else 0,
-        cpu_at_start=loading + unused + scorers.on_cpu,
+        cpu_at_start=loading + unused + unplaced + scorers.on_cpu,
         moved_in=sum(part.bytes.size for part in moving) + is_state_moved * state,
         moved_out=sum(part.trained for part in moving) + is_state_moved * state,
     )

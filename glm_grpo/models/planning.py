@@ -279,6 +279,10 @@ class Planner(Protocol):
         """Rows of the language model for each image: 2 with guidance between tokens."""
         ...
 
+    def unplaced(self, dtype: torch.dtype) -> int:
+        """Bytes of weights that are loaded, but stay in CPU memory."""
+        ...
+
     def vision(self, dtype: torch.dtype) -> PartBytes:
         """Weights that turn pictures into tokens."""
         ...

@@ -41,6 +41,7 @@ def score_tokens(
     head: Float[Tensor, "H D"],
     token_ids: Int64[Tensor, "*N"],
     *,
+    bias: Float[Tensor, " H"] | None = None,
     codebook_size: int,
     temperature: float,
     sampling_mask: Bool[Tensor, "*N V"] | None = None,
@@ -61,6 +62,7 @@ def score_tokens(
         hidden_states: Output of the last layer, normalised.
         head: Weight of the head; its gradient covers all rows, so that no copy is needed.
         token_ids: In 0..V-1.
+        bias: Added to the logits before they are divided; frozen. None: no bias.
         codebook_size: V, the number of the head's first rows that can be drawn.
         temperature: > 0.
         sampling_mask: Entries that truncation kept; None: all.
@@ -71,6 +73,7 @@ def score_tokens(
         hidden_states.flatten(0, -2),
         head,
         token_ids.flatten(),
+        bias,
         codebook_size,
         temperature,
         None if sampling_mask is None else sampling_mask.flatten(0, -2),
@@ -85,6 +88,7 @@ def token_log_probs(
     head: Float[Tensor, "H D"],
     token_ids: Int64[Tensor, "*N"],
     *,
+    bias: Float[Tensor, " H"] | None = None,
     codebook_size: int,
     temperature: float,
     sampling_mask: Bool[Tensor, "*N V"] | None = None,
@@ -92,7 +96,8 @@ def token_log_probs(
     """Only the log-probabilities of `score_tokens`, without gradient; arguments as there."""
     flat, tokens = hidden_states.flatten(0, -2), token_ids.flatten()
     kept = None if sampling_mask is None else sampling_mask.flatten(0, -2)
-    chunks = _Chunks(flat, head[:codebook_size], temperature, kept, CHUNK_ENTRIES)
+    own = None if bias is None else bias[:codebook_size]
+    chunks = _Chunks(flat, head[:codebook_size], own, temperature, kept, CHUNK_ENTRIES)
     log_probs = torch.empty(len(flat), dtype=torch.float32, device=flat.device)
     for rows in chunks.rows():
         logits = chunks.logits(rows)
@@ -109,15 +114,17 @@ class _Score(torch.autograd.Function):
         hidden: Tensor,
         head: Tensor,
         token_ids: Tensor,
+        bias: Tensor | None,
         codebook_size: int,
         temperature: float,
         sampling_mask: Tensor | None,
         has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, others = head[:codebook_size], head[codebook_size:]
+        own_bias = None if bias is None else bias[:codebook_size]
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         entries = TRAINED_CHUNK_ENTRIES if needs_head else CHUNK_ENTRIES
-        chunks = _Chunks(hidden, weight, temperature, sampling_mask, entries)
+        chunks = _Chunks(hidden, weight, own_bias, temperature, sampling_mask, entries)
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
         outside = torch.empty_like(log_probs)
@@ -135,7 +142,10 @@ class _Score(torch.autograd.Function):
             total = masses.sum(dim=-1)
             log_sums[rows] = highest.squeeze(-1) + total.log()
             # A separate product, so that the codebook's logits stay equal to the bit.
-            other_logits = torch.mm(hidden[rows], others.T).float() / temperature
+            other_logits = torch.mm(hidden[rows], others.T).float()
+            if bias is not None:
+                other_logits += bias[codebook_size:]
+            other_logits /= temperature
             outside[rows] = torch.sigmoid(other_logits.logsumexp(dim=-1) - log_sums[rows])
             # An entry of mass 0 adds nothing, even if its logit is -inf.
             expected = torch.bmm(masses[:, None], logits.clamp_(min=_LOWEST)[..., None])
@@ -158,7 +168,9 @@ class _Score(torch.autograd.Function):
         log_probs -= log_sums
         if slopes is None:
             # The view keeps alive a head that was gathered only for the forward pass.
-            ctx.save_for_backward(hidden, weight, token_ids, log_sums, sampling_mask, last, entropy)
+            ctx.save_for_backward(
+                hidden, weight, token_ids, own_bias, log_sums, sampling_mask, last, entropy
+            )
         else:
             ctx.save_for_backward(slopes, entropy_slopes)
         ctx.head_size, ctx.temperature = len(head), temperature
@@ -176,9 +188,11 @@ class _Score(torch.autograd.Function):
             for_hidden = slopes * gradient[:, None].to(slopes.dtype)
             if entropy_slopes is not None:
                 for_hidden += entropy_slopes * for_entropy[:, None].to(slopes.dtype)
-            return (for_hidden, *[None] * 6)
-        hidden, weight, token_ids, log_sums, sampling_mask, last, entropy = ctx.saved_tensors
-        chunks = _Chunks(hidden, weight, ctx.temperature, sampling_mask, TRAINED_CHUNK_ENTRIES)
+            return (for_hidden, *[None] * 7)
+        hidden, weight, token_ids, bias, log_sums, sampling_mask, last, entropy = ctx.saved_tensors
+        chunks = _Chunks(
+            hidden, weight, bias, ctx.temperature, sampling_mask, TRAINED_CHUNK_ENTRIES
+        )
         for_hidden = torch.empty_like(hidden) if needs_hidden else None
         for_head = weight.new_zeros(ctx.head_size, weight.shape[1])
         # d log p(token) / d logits = one_hot(token) - p.
@@ -203,7 +217,7 @@ class _Score(torch.autograd.Function):
             for_head[: len(weight)].addmm_(by_logits.T, weighted[rows])
         if for_hidden is not None:
             for_hidden *= scaled
-        return (for_hidden, for_head, *[None] * 5)
+        return (for_hidden, for_head, *[None] * 6)
 
 
 def _entropy_slope(p: Tensor, log_p: Tensor, entropy: Tensor) -> Tensor:
@@ -226,11 +240,12 @@ class _Chunks:
         self,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         temperature: float,
         sampling_mask: Tensor | None,
         entries: int,
     ) -> None:
-        self._hidden, self._weight = hidden, weight
+        self._hidden, self._weight, self._bias = hidden, weight, bias
         self._temperature, self._sampling_mask = temperature, sampling_mask
         largest = max(1, entries // len(weight))
         # Of equal size, because a product of few rows takes longer per row.
@@ -251,6 +266,8 @@ class _Chunks:
             self._logits = self._room(self._weight.dtype)
         room = self._logits[: rows.stop - rows.start]
         logits = torch.mm(self._hidden[rows], self._weight.T, out=room).float()
+        if self._bias is not None:
+            logits = logits.add_(self._bias)
         if self._temperature != 1.0:
             logits = logits.div_(self._temperature)
         if self._sampling_mask is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, GlmImageTransformer2DModel
 from torch import Tensor, nn
-from torch.fx.experimental import _config as fx_config
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     GlmImageConfig,
     GlmImageForConditionalGeneration,
@@ -28,8 +26,8 @@ from glm_grpo.models.glm_image.model_folder import read_config
 from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.glm_image.quantization import hold_in_8_bits
 from glm_grpo.models.glm_image.token_grid import token_layout
-from glm_grpo.models.memory import pinned
 from glm_grpo.models.model_files import damage_named
+from glm_grpo.models.module_sizes import count_flops, part_bytes
 from glm_grpo.models.planning import BatchSizes, LanguageShape, ModelSettings, PartBytes
 
 PUBLISHED_ID = "zai-org/GLM-Image"
@@ -161,13 +159,6 @@ def build_part(configs: PartConfigs, part: str) -> Any:
                 return T5EncoderModel(T5Config.from_dict(configs.text_encoder))
 
 
-def part_bytes(modules: Iterable[nn.Module]) -> PartBytes:
-    """Bytes of all weights and buffers."""
-    tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    return PartBytes(sum(sizes), pinned(sizes))
-
-
 class GlmImagePlanner:
     """GLM-Image as a `Planner`.
 
@@ -222,6 +213,10 @@ class GlmImagePlanner:
         config.text_config.num_hidden_layers = layers
         with torch.device("meta"):
             return GlmImageForConditionalGeneration(config)
+
+    def unplaced(self, dtype: torch.dtype) -> int:
+        """See `Planner`; every part has its use."""
+        return 0
 
     def _vision(self, dtype: torch.dtype) -> PartBytes:
         """See `Planner`."""
@@ -319,7 +314,7 @@ class GlmImagePlanner:
             )
 
         channels = vae.config.latent_channels
-        return _count_flops(denoise), _count_flops(lambda: vae.decode(_empty(1, channels, *latent)))
+        return count_flops(denoise), count_flops(lambda: vae.decode(_empty(1, channels, *latent)))
 
     def _transformer(self) -> Any:
         return build_part(self._configs, "transformer")
@@ -335,13 +330,3 @@ class GlmImagePlanner:
 
 def _empty(*shape: int) -> Tensor:
     return torch.empty(shape, device="meta")
-
-
-def _count_flops(work: Callable[[], object]) -> int:
-    # The module replaces its own class on import, which type checkers cannot see.
-    config: Any = fx_config
-    # A boolean index selects all entries, the maximum.
-    every = config.patch(meta_nonzero_assume_all_nonzero=True)
-    with torch.no_grad(), every, FlopCounterMode(display=False) as counter:
-        work()
-    return int(counter.get_total_flops())

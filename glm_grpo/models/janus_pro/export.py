@@ -1,0 +1,175 @@
+"""Export trained weights in formats that stock transformers loads, with a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from glm_grpo.models.export import README, StockSettings, describe_sampling
+from glm_grpo.models.janus_pro.loading import JanusPro
+from glm_grpo.models.janus_pro.policy import JanusProPolicy
+
+_LICENSE_LINK = "https://github.com/deepseek-ai/Janus/blob/main/LICENSE-MODEL"
+
+
+def export_adapter(
+    policy: JanusProPolicy, parts: JanusPro, settings: StockSettings, directory: Path
+) -> None:
+    """Write a folder that `model.load_adapter` and `PeftModel.from_pretrained` load.
+
+    Args:
+        policy: With adapters.
+        directory: Output folder, new or empty.
+    """
+    adapted = policy.adapted_model
+    assert adapted is not None
+    for config in adapted.peft_config.values():
+        config.base_model_name_or_path = settings.base_name
+    adapted.save_pretrained(directory)
+    _sample_as_trained(policy, settings)
+    policy.model.generation_config.save_pretrained(directory)
+    load = f"""\
+base = {settings.base_code}
+processor = JanusProcessor.from_pretrained(base)
+model = JanusForConditionalGeneration.from_pretrained(base, dtype=torch.{settings.dtype})
+model.load_adapter(".")"""
+    # peft writes its own README, a template in which every line is to be filled in.
+    _write_readme(directory, "Adapter of the language model", load, policy, settings)
+
+
+def export_folder(
+    policy: JanusProPolicy, parts: JanusPro, settings: StockSettings, directory: Path
+) -> None:
+    """Write a folder that `JanusForConditionalGeneration.from_pretrained` loads, adapters merged.
+
+    The policy cannot be trained after this.
+
+    Args:
+        parts: Model and processor; parts that are not trained are written too.
+        directory: Output folder, new or empty.
+    """
+    model: Any = policy.model
+    if policy.adapted_model is not None:
+        model = policy.adapted_model.merge_and_unload()
+    _sample_as_trained(policy, settings)
+    model.save_pretrained(directory)
+    parts.processor.save_pretrained(directory)
+    load = f"""\
+processor = JanusProcessor.from_pretrained(".")
+model = JanusForConditionalGeneration.from_pretrained(".", dtype=torch.{settings.dtype})"""
+    _write_readme(directory, "Model", load, policy, settings)
+
+
+def _sample_as_trained(policy: JanusProPolicy, settings: StockSettings) -> None:
+    """Give the model's `generate` the sampling of the run, whatever its base had."""
+    config, rollout = policy.model.generation_config, settings.rollout
+    config.do_sample = True
+    config.temperature = rollout.temperature
+    config.top_k = rollout.top_k or 0
+    config.top_p = rollout.top_p or 1.0
+    config.min_p = rollout.min_p
+    config.guidance_scale = policy.network.guidance_scale
+
+
+def _write_readme(
+    directory: Path, what: str, load: str, policy: JanusProPolicy, settings: StockSettings
+) -> None:
+    rollout, scale = settings.rollout, policy.network.guidance_scale
+    is_adapter = what.startswith("Adapter")
+    notes = [
+        f"Every image has {rollout.height} x {rollout.width} pixels.",
+        f"The call below samples as the run did ({describe_sampling(rollout)}). Its arguments must "
+        "be given: without `top_k=0`, transformers keeps only the 50 most probable tokens.",
+    ]
+    if is_adapter and not settings.is_on_hub:
+        notes.append(f"`{settings.base_code}` stands for the folder of the base model.")
+    if scale == 1.0:
+        notes.append(
+            "The run sampled without guidance, which stock `generate` cannot do: it fails at "
+            "`guidance_scale=1`. The call uses 1.001, which is close to it."
+        )
+    options = [
+        'generation_mode="image"',
+        "do_sample=True",
+        f"temperature={rollout.temperature:g}",
+        f"top_k={rollout.top_k or 0}",
+        *([f"top_p={rollout.top_p:g}"] if rollout.top_p is not None else []),
+        *([f"min_p={rollout.min_p:g}"] if rollout.min_p is not None else []),
+        f"guidance_scale={scale if scale > 1.0 else 1.001:g}",
+        "past_key_values=DynamicCache()",
+    ]
+    arguments = "".join(f"    {option},\n" for option in options)
+    text = f"""\
+---
+{_metadata(is_adapter, settings)}
+---
+
+# {what} trained by glm-grpo
+
+{_describe_license(settings)}
+
+## Generate an image
+
+{"".join(f"- {note}{chr(10)}" for note in notes)}
+Run this in this folder; on a GPU, call `model.to("cuda")` after loading.
+
+```python
+import torch
+from transformers import DynamicCache, JanusForConditionalGeneration, JanusProcessor
+
+{load}
+model.eval()
+message = {{"role": "user", "content": [{{"type": "text", "text": {settings.prompt!r}}}]}}
+prompt = processor.apply_chat_template([message], add_generation_prompt=True)
+inputs = processor(
+    text=[prompt], generation_mode="image", return_tensors="pt", add_special_tokens=False
+).to(model.device)
+torch.manual_seed(0)
+tokens = model.generate(
+    **inputs,
+{arguments})
+pixels = model.decode_image_tokens(tokens).float()
+images = processor.postprocess(list(pixels), return_tensors="PIL.Image.Image")["pixel_values"]
+images[0].save("picture.png")
+```
+
+{settings.training}"""
+    (directory / README).write_text(text, encoding="utf-8")
+
+
+def _metadata(is_adapter: bool, settings: StockSettings) -> str:
+    """YAML metadata for the hub, which accepts a base model only by its hub id."""
+    is_named = settings.license is not None
+    return ModelCardData(
+        base_model=settings.base if settings.is_on_hub else None,
+        license="other" if is_named else None,
+        license_name="deepseek" if is_named else None,
+        license_link=_LICENSE_LINK if is_named else None,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-to-image",
+        tags=[
+            "glm-grpo",
+            "grpo",
+            "reinforcement-learning",
+            "janus",
+            *(["lora"] if is_adapter else []),
+        ],
+    ).to_yaml()
+
+
+def _describe_license(settings: StockSettings) -> str:
+    model = f"[DeepSeek Model License]({_LICENSE_LINK})"
+    if settings.license is None:
+        return (
+            f"The weights of Janus-Pro are under the {model}, whose restrictions of use apply to "
+            "these weights too and must be passed on. If the base model came from elsewhere, look "
+            "up its licence, and add `license` and `base_model` (its hub id) above before "
+            "publishing."
+        )
+    return (
+        f"Licence: that of the base model. Its card says {settings.license} for the code; the "
+        f"weights of Janus-Pro are under the {model}, whose restrictions of use apply to these "
+        "weights too and must be passed on."
+    )

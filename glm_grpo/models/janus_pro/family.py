@@ -1,0 +1,147 @@
+"""Janus-Pro as a `ModelFamily`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from glm_grpo.config import Config
+from glm_grpo.models.base import TextRule
+from glm_grpo.models.drawing import Truncation
+from glm_grpo.models.export import StockSettings
+from glm_grpo.models.family import refuse, unused_key_problems
+from glm_grpo.models.janus_pro.decoder import JanusProDecoder
+from glm_grpo.models.janus_pro.export import export_adapter, export_folder
+from glm_grpo.models.janus_pro.loading import JanusPro, check_model, image_side, load_pipeline
+from glm_grpo.models.janus_pro.planner import (
+    PUBLISHED_GUIDANCE,
+    JanusProPlanner,
+    knows_sizes,
+    read_sizes,
+)
+from glm_grpo.models.janus_pro.policy import JanusProPolicy
+from glm_grpo.seeds import derive_seed
+from rewards.problems import Problem
+
+# Members of `ModelFamily`; mypy counts an imported one only if it is listed here.
+__all__ = [
+    "NAME",
+    "TEXT_RULE",
+    "build_decoder",
+    "build_planner",
+    "build_policy",
+    "check_keys",
+    "check_model",
+    "check_sizes",
+    "describe",
+    "export",
+    "hint_at_size",
+    "knows_sizes",
+    "load_pipeline",
+]
+
+NAME = "Janus-Pro"
+
+TEXT_RULE: TextRule | None = None
+
+_UNUSED_KEYS = (
+    "decode.steps",
+    "decode.guidance_scale",
+    "decode.rollout_steps",
+    "decode.recheck_every",
+    "decode.recheck_groups",
+    "decode.min_rank_correlation",
+    "decode.vae_batch_size",
+    "decode.quantization",
+    "anchor.preview",
+)
+"""Keys of decoders that denoise, and of previews."""
+
+
+def check_keys(config: Config) -> None:
+    """Refuse what has no effect, and source pictures."""
+    problems = unused_key_problems(config, _UNUSED_KEYS, name=NAME)
+    if config.data.sources > 0:
+        rule = f"must be 0: {NAME} draws from text alone"
+        remedy = "set data.sources=0, or train a model that edits"
+        problems.append(Problem("data.sources", config.data.sources, rule, remedy))
+    refuse(problems)
+
+
+def check_sizes(path: str, config: Config) -> None:
+    """Refuse all sizes but that of the model's images."""
+    if not knows_sizes(path):
+        return
+    side, problems = image_side(read_sizes(path)), []
+    for option in ("height", "width"):
+        given = getattr(config.rollout, option)
+        if given != side:
+            key, rule = f"rollout.{option}", f"must be {side}: the model draws no other size"
+            problems.append(Problem(key, given, rule, f"set {key}={side}"))
+    refuse(problems)
+
+
+def hint_at_size(path: str, config: Config) -> list[str]:
+    """Nothing: other sizes are refused."""
+    return []
+
+
+def build_planner(path: str) -> JanusProPlanner:
+    """Build the planner from the config."""
+    return JanusProPlanner(read_sizes(path), Path(path))
+
+
+def describe(pipeline: JanusPro) -> str:
+    """Name policy and decoder with their numbers of parameters, such as `1.5 B`."""
+    model = pipeline.model.model
+    generation = (model.generation_embeddings, model.generation_aligner, model.generation_head)
+    policy = _count_parameters(model.language_model, *generation)
+    decoder = _count_parameters(model.vqmodel.decoder, model.vqmodel.quantize)
+    return f"policy ({policy} parameters) and decoder ({decoder})"
+
+
+def _count_parameters(*modules: nn.Module) -> str:
+    count = sum(weight.numel() for module in modules for weight in module.parameters())
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def build_policy(
+    config: Config, pipeline: JanusPro, *, needs_reference: bool, is_compiling: bool = False
+) -> JanusProPolicy:
+    """Build the policy; nothing of it is compiled."""
+    adapter, rollout = config.model.adapter, config.rollout
+    scale = rollout.guidance_scale
+    return JanusProPolicy(
+        pipeline,
+        temperature=rollout.temperature,
+        guidance_scale=PUBLISHED_GUIDANCE if scale is None else scale,
+        truncation=Truncation(top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p),
+        adapter_rank=None if adapter is None else adapter.rank,
+        adapter_alpha=0.0 if adapter is None else adapter.alpha,
+        is_checkpointing=config.model.gradient_checkpointing,
+        needs_reference=needs_reference,
+        seed=derive_seed(config.train.seed, "adapter"),
+        has_entropy_gradient=config.loss.entropy_coef != 0,
+    )
+
+
+def build_decoder(config: Config, pipeline: JanusPro, *, is_compiling: bool) -> JanusProDecoder:
+    """Build the decoder; it is not compiled."""
+    return JanusProDecoder(pipeline.model.model.vqmodel, batch_size=config.decode.batch_size)
+
+
+def export(
+    policy: JanusProPolicy,
+    pipeline: JanusPro,
+    settings: StockSettings,
+    directory: Path,
+    *,
+    kind: Literal["adapter", "pipeline"],
+) -> None:
+    """Write a folder that peft or `JanusForConditionalGeneration.from_pretrained` loads."""
+    if policy.adapted_model is not None and kind == "adapter":
+        export_adapter(policy, pipeline, settings, directory)
+    else:
+        export_folder(policy, pipeline, settings, directory)

@@ -1,0 +1,213 @@
+"""The AR policy: Janus-Pro's language model, adapters, replay and reference under guidance.
+
+Sampling, replay, reference and entropy are of one distribution: the guided logits, divided by the
+temperature, optionally truncated, normalised in fp32. Gradients flow through both branches of the
+guidance. Generation head, aligner and embeddings are always frozen.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor, nn
+
+from glm_grpo.grpo.credit import TokenPlaces, token_places
+from glm_grpo.grpo.update import Replay
+from glm_grpo.models.adapted_policy import AdaptedPolicy
+from glm_grpo.models.base import Preview
+from glm_grpo.models.drawing import UNTRUNCATED, Truncation
+from glm_grpo.models.janus_pro.loading import JanusPro
+from glm_grpo.models.janus_pro.network import JanusNetwork, TokenSequences
+from glm_grpo.models.janus_pro.prompt_inputs import (
+    PromptInputs,
+    encode_prompts,
+    picture_tokens,
+    special_ids,
+)
+from glm_grpo.models.janus_pro.sampling import sample_rollout
+from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
+from rewards.parts import Grid
+
+ADAPTED_MODULES = (
+    r"model\.language_model\.layers\.\d+\."
+    r"(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+)
+"""Linear layers to adapt, by path, because the vision tower has modules with the same names."""
+
+
+class JanusProPolicy(AdaptedPolicy):
+    """Janus-Pro's language model as a `Policy`, which documents the methods.
+
+    Args:
+        parts: Stock model and processor; the model is wrapped or copied.
+        guidance_scale: w, >= 1; above 1, every image takes a second row without its prompt.
+        adapter_rank: Rank of LoRA adapters; None: train the language model in full.
+        adapter_alpha: Numerator of the adapter scale alpha / rank.
+        is_checkpointing: Recompute activations in the backward pass.
+        needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
+        has_entropy_gradient: Give replayed entropies a gradient, for a loss that weighs them.
+        seed: Seed of the adapters' initial weights.
+    """
+
+    def __init__(
+        self,
+        parts: JanusPro,
+        *,
+        temperature: float,
+        guidance_scale: float,
+        truncation: Truncation = UNTRUNCATED,
+        adapter_rank: int | None,
+        adapter_alpha: float,
+        is_checkpointing: bool,
+        needs_reference: bool,
+        seed: int,
+        has_entropy_gradient: bool = False,
+    ) -> None:
+        model = parts.model
+        self.processor = parts.processor
+        self.codebook_size: int = model.config.vq_config.num_embeddings
+        self._side: int = model.model.vqmodel.quantize.quant_state_dims[0]
+        self._ids = special_ids(model, parts.processor)
+        self._truncation = truncation
+        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
+        network = JanusNetwork(model, temperature=temperature, guidance_scale=guidance_scale)
+        network.has_entropy_gradient = has_entropy_gradient
+        super().__init__(
+            model,
+            network,
+            trained=network.language_model,
+            adapted_modules=ADAPTED_MODULES,
+            adapter_rank=adapter_rank,
+            adapter_alpha=adapter_alpha,
+            is_checkpointing=is_checkpointing,
+            needs_reference=needs_reference,
+            seed=seed,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Present device of the generation head."""
+        return self.network.generation_head.vision_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the generation head, which is never quantised."""
+        return self.network.generation_head.vision_head.weight.dtype
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of sampling and replay, stored in the network."""
+        return self.network.temperature
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Language model, and the embeddings, aligner and head of generated tokens."""
+        network = self.network
+        return (
+            network.language_model,
+            network.generation_embeddings,
+            network.generation_aligner,
+            network.generation_head,
+        )
+
+    def source_modules(self) -> tuple[nn.Module, nn.Module]:
+        """Encoder of the VQ; the codebook stays with the decoder."""
+        vqmodel = self.model.model.vqmodel
+        return (vqmodel.encoder, vqmodel.quant_conv)
+
+    def run_network_once(self) -> None:
+        """See `Policy`."""
+        rows = 2 if self.network.is_guided else 1
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with torch.no_grad():
+            self.network(*TokenSequences(one.expand(rows, 1), None, one, None))
+
+    def encode(self, batch: PromptBatch) -> PromptInputs:
+        """Encode the prompts of a batch, one row each; the last batch is cached."""
+        if self._encoded is None or self._encoded[0] is not batch:
+            captions = [prompt.prompt for prompt in batch.prompts]
+            self._encoded = (batch, encode_prompts(self.processor, captions, self._ids))
+        return self._encoded[1]
+
+    def encode_sources(self, batch: PromptBatch) -> PromptBatch:
+        """See `Policy`; there are no source pictures."""
+        return batch
+
+    def tokens_per_image(self, batch: PromptBatch) -> int:
+        """See `Policy`."""
+        return self._side**2
+
+    def token_places(self, batch: PromptBatch) -> TokenPlaces:
+        """See `Policy`; a place is a token."""
+        grid = Grid(self._side, self._side)
+        return token_places((grid,), grid)
+
+    def sample(
+        self,
+        batch: PromptBatch,
+        *,
+        phase: str = "rollout",
+        count: Count = not_counted,
+    ) -> Rollout:
+        """See `Policy`."""
+        return sample_rollout(
+            self.network,
+            self._rows_of(self.encode(batch)),
+            batch,
+            num_tokens=self.tokens_per_image(batch),
+            truncation=self._truncation,
+            phase=phase,
+            count=count,
+        )
+
+    def tokenize_pictures(
+        self,
+        pixels: UInt8[Tensor, "N 3 H W"],
+        *,
+        num_sources: int = 0,
+        preview: Preview = "zeros",
+    ) -> Int64[Tensor, "N T"]:
+        """See `Policy`; there is no preview."""
+        return picture_tokens(self.model.model.vqmodel, pixels)
+
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
+        """See `PolicyForUpdate`."""
+        sequences = self._sequences(prompts, rollout, rows)
+        language_model = self.network.language_model
+        # Only a module in training mode recomputes activations; there is no dropout to switch on.
+        language_model.train(torch.is_grad_enabled())
+        log_probs, entropy, outside_codebook = self._wrapped(*sequences)
+        language_model.eval()
+        return Replay(log_probs, entropy=entropy, outside_codebook=outside_codebook)
+
+    def reference_log_probs(
+        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> Float32[Tensor, "N T"]:
+        """See `PolicyForUpdate`."""
+        return self.log_probs_of_reference(self._sequences(prompts, rollout, rows))
+
+    def _rows_of(self, inputs: PromptInputs) -> PromptInputs:
+        """Rows of the language model: with guidance, the prompts without text after the others."""
+        return inputs.with_unconditional(self._ids) if self.network.is_guided else inputs
+
+    def _sequences(
+        self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> TokenSequences:
+        """Prompts and tokens of some images, as inputs of the network."""
+        inputs = self._rows_of(self.encode(batch).rows(rows // batch.group_size))
+        token_ids = rollout.token_ids.flatten(0, 1)[rows]
+        mask = None
+        # Samples of one prompt have no padding.
+        if not inputs.attention_mask.all():
+            later = inputs.attention_mask.new_ones(
+                len(inputs.attention_mask), token_ids.shape[1] - 1
+            )
+            mask = torch.cat([inputs.attention_mask, later], dim=1).to(self.device)
+        sampling_mask = None
+        if rollout.sampling_mask is not None:
+            sampling_mask = rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
+        return TokenSequences(
+            input_ids=inputs.input_ids.to(self.device),
+            attention_mask=mask,
+            token_ids=token_ids.to(self.device),
+            sampling_mask=sampling_mask,
+        )

@@ -1,0 +1,32 @@
+"""Bytes and operations of modules, for plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental import _config as fx_config
+from torch.utils.flop_counter import FlopCounterMode
+
+from glm_grpo.models.memory import pinned
+from glm_grpo.models.planning import PartBytes
+
+
+def part_bytes(modules: Iterable[nn.Module]) -> PartBytes:
+    """Bytes of all weights and buffers."""
+    tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    return PartBytes(sum(sizes), pinned(sizes))
+
+
+def count_flops(work: Callable[[], object]) -> int:
+    """Operations of some work on torch's meta device, without gradient."""
+    # The module replaces its own class on import, which type checkers cannot see.
+    config: Any = fx_config
+    # A boolean index selects all entries, the maximum.
+    every = config.patch(meta_nonzero_assume_all_nonzero=True)
+    with torch.no_grad(), every, FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())

@@ -1,0 +1,143 @@
+"""A Janus-Pro of stock classes that a test makes in a second: few layers, random weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    JanusConfig,
+    JanusForConditionalGeneration,
+    JanusImageProcessor,
+    JanusProcessor,
+    JanusVisionConfig,
+    JanusVQVAEConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
+
+BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
+IMAGE = {
+    "image_token": "<image_placeholder>",
+    "boi_token": "<begin_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+
+# What the published template makes of one message of a user.
+TEMPLATE = (
+    "{%- for message in messages -%}"
+    "<|User|>: {{ message['content'][0]['text'] }}\n\n"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|Assistant|>:{%- endif -%}"
+)
+
+
+def build_processor(template: str = TEMPLATE) -> JanusProcessor:
+    """Bytes as tokens, with the published special tokens, and pictures in -1..1."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [BEGIN, END, PAD, *IMAGE.values()]
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=IMAGE,
+        padding_side="left",
+    )
+    pictures = JanusImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    return JanusProcessor(pictures, fast, chat_template=template)
+
+
+def build_model(
+    *, seed: int = 0, side: int = 4, codes: int = 96, layers: int = 2, spread: float = 2.0
+) -> JanusForConditionalGeneration:
+    """A model of `side` x `side` tokens, 8 x 8 pixels each.
+
+    Weights are scaled so that logits differ by prompt and place: with those that the class begins
+    with, every distribution is uniform, and a wrong replay would not be seen.
+
+    Args:
+        spread: Standard deviation of the logits.
+    """
+    tokenizer = build_processor().tokenizer
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    width = 64
+    text = LlamaConfig(
+        vocab_size=len(tokenizer) + 6,
+        hidden_size=width,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+        **ids,
+    )
+    vision = JanusVisionConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8 * side,
+        patch_size=8,
+        projection_dim=width,
+        num_image_tokens=side**2,
+    )
+    vq = JanusVQVAEConfig(
+        embed_dim=8,
+        num_embeddings=codes,
+        latent_channels=32,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1, 1],
+        num_res_blocks=1,
+        projection_dim=width,
+        image_token_embed_dim=width,
+    )
+    config = JanusConfig(
+        text_config=text,
+        vision_config=vision,
+        vq_config=vq,
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE["image_token"]),
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = JanusForConditionalGeneration(config).eval()
+        inner = model.model
+        inner.language_model.embed_tokens.weight.normal_()
+        inner.generation_embeddings.weight.normal_()
+        aligner, head = inner.generation_aligner, inner.generation_head
+        for linear in (aligner.fc1, *aligner.hidden_layers, head.proj_out):
+            linear.weight.normal_(0, linear.in_features**-0.5)
+        head.vision_head.weight.normal_(0, spread * (2.2 / width) ** 0.5)
+        head.vision_head.bias.normal_(0, 0.2)
+        # Of unequal lengths, so that only directions find the published tokens.
+        codebook = inner.vqmodel.quantize.embedding.weight.normal_()
+        codebook *= torch.rand(codes, 1) + 0.5
+    generation = model.generation_config
+    generation.bos_token_id, generation.eos_token_id = ids["bos_token_id"], ids["eos_token_id"]
+    generation.pad_token_id = ids["pad_token_id"]
+    begin_of_image = tokenizer.convert_tokens_to_ids(IMAGE["boi_token"])
+    generation.generation_kwargs = {"boi_token_id": begin_of_image}
+    return model
+
+
+@cache
+def write_folder(parent: Path) -> Path:
+    """The model in the published layout."""
+    folder = parent / "janus"
+    build_model().save_pretrained(folder)
+    build_processor().save_pretrained(folder)
+    return folder
