@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    GenerationConfig,
     JanusConfig,
     JanusForConditionalGeneration,
     JanusImageProcessor,
@@ -18,12 +19,19 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
+# As published: with full-width bars, and a mark for every space.
+BEGIN, END, PAD = (
+    f"<\uff5c{name}\uff5c>"
+    for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "\u2581pad\u2581")
+)
 IMAGE = {
     "image_token": "<image_placeholder>",
     "boi_token": "<begin_of_image>",
     "eoi_token": "<end_of_image>",
 }
+
+SIDE = 32
+"""Height and width of the pictures, pixels."""
 
 # What the published template makes of one message of a user.
 TEMPLATE = (
@@ -126,11 +134,10 @@ def build_model(
         # Of unequal lengths, so that only directions find the published tokens.
         codebook = inner.vqmodel.quantize.embedding.weight.normal_()
         codebook *= torch.rand(codes, 1) + 0.5
-    generation = model.generation_config
-    generation.bos_token_id, generation.eos_token_id = ids["bos_token_id"], ids["eos_token_id"]
-    generation.pad_token_id = ids["pad_token_id"]
     begin_of_image = tokenizer.convert_tokens_to_ids(IMAGE["boi_token"])
-    generation.generation_kwargs = {"boi_token_id": begin_of_image}
+    model.generation_config = GenerationConfig(
+        **ids, generation_kwargs={"boi_token_id": begin_of_image}
+    )
     return model
 
 

@@ -71,6 +71,10 @@ def _sample_as_trained(policy: JanusProPolicy, settings: StockSettings) -> None:
     config.top_p = rollout.top_p or 1.0
     config.min_p = rollout.min_p
     config.guidance_scale = policy.network.guidance_scale
+    # Of a base without a generation config, which stock `generate` needs.
+    config.generation_kwargs = {"boi_token_id": policy.ids.image}
+    config.bos_token_id, config.pad_token_id = policy.ids.begin, policy.ids.pad
+    config._from_model_config = False
 
 
 def _write_readme(
@@ -123,9 +127,7 @@ from transformers import DynamicCache, JanusForConditionalGeneration, JanusProce
 model.eval()
 message = {{"role": "user", "content": [{{"type": "text", "text": {settings.prompt!r}}}]}}
 prompt = processor.apply_chat_template([message], add_generation_prompt=True)
-inputs = processor(
-    text=[prompt], generation_mode="image", return_tensors="pt", add_special_tokens=False
-).to(model.device)
+inputs = processor(text=[prompt], generation_mode="image", return_tensors="pt").to(model.device)
 torch.manual_seed(0)
 tokens = model.generate(
     **inputs,

@@ -67,7 +67,7 @@ class JanusProPolicy(AdaptedPolicy):
         self.processor = parts.processor
         self.codebook_size: int = model.config.vq_config.num_embeddings
         self._side: int = model.model.vqmodel.quantize.quant_state_dims[0]
-        self._ids = special_ids(model, parts.processor)
+        self.ids = special_ids(model, parts.processor)
         self._truncation = truncation
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         network = JanusNetwork(model, temperature=temperature, guidance_scale=guidance_scale)
@@ -125,7 +125,7 @@ class JanusProPolicy(AdaptedPolicy):
         """Encode the prompts of a batch, one row each; the last batch is cached."""
         if self._encoded is None or self._encoded[0] is not batch:
             captions = [prompt.prompt for prompt in batch.prompts]
-            self._encoded = (batch, encode_prompts(self.processor, captions, self._ids))
+            self._encoded = (batch, encode_prompts(self.processor, captions, self.ids))
         return self._encoded[1]
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
@@ -187,7 +187,7 @@ class JanusProPolicy(AdaptedPolicy):
 
     def _rows_of(self, inputs: PromptInputs) -> PromptInputs:
         """Rows of the language model: with guidance, the prompts without text after the others."""
-        return inputs.with_unconditional(self._ids) if self.network.is_guided else inputs
+        return inputs.with_unconditional(self.ids) if self.network.is_guided else inputs
 
     def _sequences(
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]

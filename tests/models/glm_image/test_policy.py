@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.errors import CheckpointError
 from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
@@ -19,26 +17,6 @@ from tests.stock import stock_log_probs
 
 ROWS = torch.tensor([0, 2, 4, 5])
 """Of 2 prompts x 3 samples: two of each prompt."""
-
-
-@pytest.mark.parametrize(
-    ("truncation", "temperature", "adapter_rank"),
-    [
-        (Truncation(), 0.7, 4),
-        (Truncation(top_p=0.75), 0.9, None),
-        (Truncation(top_k=20, min_p=0.01), 1.0, 4),
-    ],
-)
-def test_replayed_log_probs_equal_sampled_ones(
-    make_policy, batch, truncation, temperature, adapter_rank, small_preview
-):
-    batch = replace(batch, height=96, width=160)
-    policy = make_policy(temperature=temperature, adapter_rank=adapter_rank, truncation=truncation)
-    rollout = policy.sample(batch)
-
-    replay = policy.replay(batch, rollout, ROWS)
-
-    assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -70,17 +48,6 @@ def test_sampled_and_replayed_log_probs_equal_those_of_stock_generation(policy, 
     replay = policy.replay(batch, rollout, torch.tensor([3]))
     assert torch.allclose(replay.log_probs[0], stock, atol=1e-5)
     assert torch.allclose(rollout.log_probs[1, 0], stock, atol=1e-5)
-
-
-def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch, small_preview):
-    policy = make_policy(truncation=Truncation(top_k=2))
-    truncated = policy.sample(batch)
-
-    entropy = policy.replay(batch, truncated, ROWS).entropy
-
-    # Two entries are left: entropy is between 0 and ln 2.
-    assert bool((entropy >= 0).all())
-    assert float(entropy.max()) <= 0.6932
 
 
 def test_samples_of_one_prompt_are_replayed_without_a_mask(
@@ -121,20 +88,6 @@ def test_gradient_reaches_the_language_model_and_nothing_else(make_policy, batch
         assert (parameter.grad is not None and bool(parameter.grad.any())) is is_trained, name
 
 
-def test_checkpointed_gradient_equals_the_plain_one(make_policy, batch, small_preview):
-    policy = make_policy()
-    rollout = policy.sample(batch)
-    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
-    plain = [p.grad.clone() for p in policy.trainable_parameters()]
-
-    policy.model.zero_grad()
-    policy = make_policy(is_checkpointing=True)
-    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
-
-    for parameter, gradient in zip(policy.trainable_parameters(), plain, strict=True):
-        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
-
-
 def test_adapters_are_on_the_language_model_alone(make_policy):
     policy = make_policy(adapter_rank=4)
 
@@ -143,55 +96,6 @@ def test_adapters_are_on_the_language_model_alone(make_policy):
     # 6 linear layers x 4 decoder layers x 2 factors.
     assert len(trained) == 48
     assert all("model.language_model.layers." in name and ".lora_" in name for name in trained)
-
-
-@pytest.mark.parametrize("adapter_rank", [None, 4])
-def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank, small_preview):
-    policy = make_policy(adapter_rank=adapter_rank)
-    rollout = policy.sample(batch)
-    sampled = rollout.log_probs.flatten(0, 1)[ROWS]
-
-    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter.add_(0.05)
-
-    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
-    assert not torch.allclose(policy.replay(batch, rollout, ROWS).log_probs, sampled, atol=1e-2)
-
-
-@pytest.mark.parametrize("adapter_rank", [None, 4])
-def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank, small_preview):
-    policy = make_policy(adapter_rank=adapter_rank)
-    rollout = policy.sample(batch)
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter.add_(0.02)
-    wanted = policy.replay(batch, rollout, ROWS).log_probs
-    stored = {name: tensor.clone() for name, tensor in policy.state_tensors().items()}
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter.zero_()
-
-    policy.load_state_tensors(stored)
-
-    assert torch.equal(policy.replay(batch, rollout, ROWS).log_probs, wanted)
-
-
-def test_state_tensors_of_another_model_are_refused(make_policy):
-    policy = make_policy(adapter_rank=4)
-    tensors = policy.state_tensors()
-    first, second, *_ = sorted(tensors)
-
-    for changed, odd in (
-        ({name: tensor for name, tensor in tensors.items() if name != first}, first),
-        (tensors | {second: torch.zeros(1)}, second),
-        (tensors | {"something": torch.zeros(1)}, "something"),
-    ):
-        with pytest.raises(
-            CheckpointError, match=re.escape(f"do not fit the model (for example {odd})")
-        ):
-            policy.load_state_tensors(changed)
 
 
 def test_encoding_leaves_no_stale_positions_on_the_model(policy, batch):

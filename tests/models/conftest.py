@@ -1,4 +1,4 @@
-"""A GLM-Image of stock classes with random weights: small, and wrong in every way it can be."""
+"""Models of stock classes with random weights, one of each family: small, and often wrong."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from diffusers import GlmImagePipeline
 
 from glm_grpo.models.glm_image.planner import read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.janus_pro.loading import JanusPro, load_pipeline
+from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.tiny import models, world
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
+from tests.janus_miniature import SIDE, write_folder
 
 SIZE = world.SIZE
 
@@ -86,6 +89,51 @@ def build_policy():
 def make_policy(random_pipeline):
     """`policy_on` a random pipeline of the test's own."""
     return partial(policy_on, random_pipeline)
+
+
+@pytest.fixture(scope="session")
+def janus_folder(tmp_path_factory):
+    """A Janus-Pro in the published layout."""
+    return write_folder(tmp_path_factory.mktemp("janus"))
+
+
+@pytest.fixture(scope="session")
+def loaded_janus(janus_folder):
+    """What the folder holds, for tests that change nothing of it."""
+    return load_pipeline(str(janus_folder), dtype=torch.float32)
+
+
+def janus_policy_on(parts: JanusPro, **changes: object) -> JanusProPolicy:
+    """Like `policy_on`, with guidance as published."""
+    settings = {
+        "temperature": 1.0,
+        "guidance_scale": 5.0,
+        "adapter_rank": None,
+        "adapter_alpha": 8.0,
+        "is_checkpointing": False,
+        "needs_reference": True,
+        "seed": 0,
+    }
+    return JanusProPolicy(parts, **(settings | changes))
+
+
+@pytest.fixture
+def make_janus_policy(loaded_janus):
+    """`janus_policy_on` a copy of the test's own."""
+    return partial(
+        janus_policy_on, JanusPro(copy.deepcopy(loaded_janus.model), loaded_janus.processor)
+    )
+
+
+@pytest.fixture(scope="session")
+def janus_batch():
+    """Three prompts of different lengths, three samples each."""
+    prompts = (
+        Prompt("middle", "a red cat"),
+        Prompt("long", "two boats on a lake"),
+        Prompt("short", "x"),
+    )
+    return PromptBatch(prompts, 3, SIDE, SIDE, seed=11, decode_seeds=(5, 6, 7))
 
 
 @pytest.fixture(scope="session")

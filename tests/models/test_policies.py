@@ -1,0 +1,277 @@
+"""What every family promises: what is sampled is what is replayed, learned and stored."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glm_grpo.errors import CheckpointError, NonFiniteError
+from glm_grpo.models.drawing import Truncation
+from glm_grpo.models.glm_image import sampling as glm_image_sampling
+from glm_grpo.models.janus_pro import sampling as janus_pro_sampling
+
+ROWS = torch.tensor([0, 2, 4, 5])
+"""Of prompts x 3 samples: two of each of the first prompts."""
+
+FIRST = torch.arange(3)
+"""The samples of the first prompt."""
+
+
+@pytest.fixture(params=["GLM-Image", "Janus-Pro"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def make_policy(family, make_policy, make_janus_policy):
+    return make_policy if family == "GLM-Image" else make_janus_policy
+
+
+@pytest.fixture
+def batch(family, batch, janus_batch):
+    return batch if family == "GLM-Image" else janus_batch
+
+
+@pytest.mark.parametrize(
+    ("truncation", "temperature", "adapter_rank"),
+    [
+        (Truncation(), 0.7, 4),
+        (Truncation(top_p=0.75), 0.9, None),
+        (Truncation(top_k=20, min_p=0.01), 1.0, 4),
+    ],
+)
+def test_replayed_log_probs_equal_sampled_ones(
+    make_policy, batch, truncation, temperature, adapter_rank, small_preview
+):
+    batch = replace(batch, height=96, width=160)
+    policy = make_policy(temperature=temperature, adapter_rank=adapter_rank, truncation=truncation)
+    rollout = policy.sample(batch)
+
+    replay = policy.replay(batch, rollout, ROWS)
+
+    assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-4)
+
+
+def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch, small_preview):
+    policy = make_policy()
+    rollout = policy.sample(batch)
+
+    assert rollout.token_ids.shape == (len(batch.prompts), 3, policy.tokens_per_image(batch))
+    assert int(rollout.token_ids.min()) >= 0
+    assert int(rollout.token_ids.max()) < policy.codebook_size
+    assert rollout.sampling_mask is None
+    assert not torch.equal(rollout.token_ids[:, 0], rollout.token_ids[:, 1])
+
+
+def test_logits_that_are_not_finite_draw_no_token(make_policy, batch, small_preview):
+    policy = make_policy()
+    with torch.no_grad():
+        policy.model.model.language_model.norm.weight[3] = torch.nan
+
+    with pytest.raises(NonFiniteError, match="rollout: .* token 0 of prompt .*, sample 0 is nan"):
+        policy.sample(batch)
+
+
+def test_sample_is_a_function_of_the_seed(make_policy, batch, small_preview):
+    policy = make_policy()
+    first = policy.sample(batch)
+    again = policy.sample(batch)
+    other = policy.sample(replace(batch, seed=12))
+
+    assert torch.equal(first.token_ids, again.token_ids)
+    assert torch.equal(first.log_probs, again.log_probs)
+    assert not torch.equal(first.token_ids, other.token_ids)
+
+
+def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch, small_preview):
+    policy = make_policy()
+    together = policy.sample(batch)
+    alone = replace(batch, prompts=batch.prompts[:1], decode_seeds=batch.decode_seeds[:1])
+
+    single = policy.sample(alone)
+
+    assert torch.equal(single.token_ids[0], together.token_ids[0])
+    assert torch.allclose(single.log_probs[0], together.log_probs[0], atol=1e-4)
+
+
+def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch, small_preview):
+    rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch)
+
+    assert rollout.sampling_mask is not None
+    assert (rollout.sampling_mask.sum(-1) == 7).all()
+    assert rollout.sampling_mask.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
+
+
+def test_sample_returns_tensors_that_autograd_takes(make_policy, batch, small_preview):
+    rollout = make_policy(truncation=Truncation(top_k=3)).sample(batch)
+
+    factor = torch.ones((), requires_grad=True)
+    (rollout.log_probs * factor).sum().backward()
+
+    assert factor.grad == rollout.log_probs.sum()
+    assert not any(
+        part.is_inference()
+        for part in (rollout.token_ids, rollout.log_probs, rollout.sampling_mask)
+    )
+
+
+def test_prompts_read_one_at_a_time_are_those_read_at_once(
+    make_policy, batch, monkeypatch, small_preview
+):
+    policy = make_policy()
+    expected = policy.sample(batch)
+    for sampling in (glm_image_sampling, janus_pro_sampling):
+        monkeypatch.setattr(sampling, "PREFILLED_AT_ONCE", 1)
+
+    found = policy.sample(batch)
+
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)
+
+
+def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch, small_preview):
+    policy = make_policy(truncation=Truncation(top_k=2))
+    truncated = policy.sample(batch)
+
+    entropy = policy.replay(batch, truncated, ROWS).entropy
+
+    # Two entries are left: entropy is between 0 and ln 2.
+    assert bool((entropy >= 0).all())
+    assert float(entropy.max()) <= 0.6932
+
+
+def test_checkpointed_gradient_equals_the_plain_one(make_policy, batch, small_preview):
+    policy = make_policy()
+    rollout = policy.sample(batch)
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
+    plain = [p.grad.clone() for p in policy.trainable_parameters()]
+
+    policy.model.zero_grad()
+    policy = make_policy(is_checkpointing=True)
+    policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
+
+    for parameter, gradient in zip(policy.trainable_parameters(), plain, strict=True):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize("adapter_rank", [None, 4])
+def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank, small_preview):
+    policy = make_policy(adapter_rank=adapter_rank)
+    rollout = policy.sample(batch)
+    sampled = rollout.log_probs.flatten(0, 1)[ROWS]
+
+    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.05)
+
+    assert torch.allclose(policy.reference_log_probs(batch, rollout, ROWS), sampled, atol=1e-5)
+    assert not torch.allclose(policy.replay(batch, rollout, ROWS).log_probs, sampled, atol=1e-2)
+
+
+@pytest.mark.parametrize("adapter_rank", [None, 4])
+def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank, small_preview):
+    policy = make_policy(adapter_rank=adapter_rank)
+    rollout = policy.sample(batch)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.02)
+    wanted = policy.replay(batch, rollout, ROWS).log_probs
+    stored = {name: tensor.clone() for name, tensor in policy.state_tensors().items()}
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.zero_()
+
+    policy.load_state_tensors(stored)
+
+    assert torch.equal(policy.replay(batch, rollout, ROWS).log_probs, wanted)
+
+
+def test_state_tensors_of_another_model_are_refused(make_policy):
+    policy = make_policy(adapter_rank=4)
+    tensors = policy.state_tensors()
+    first, second, *_ = sorted(tensors)
+
+    for changed, odd in (
+        ({name: tensor for name, tensor in tensors.items() if name != first}, first),
+        (tensors | {second: torch.zeros(1)}, second),
+        (tensors | {"something": torch.zeros(1)}, "something"),
+    ):
+        with pytest.raises(
+            CheckpointError, match=re.escape(f"do not fit the model (for example {odd})")
+        ):
+            policy.load_state_tensors(changed)
+
+
+@pytest.fixture(params=[None, 4], ids=["full", "adapters"])
+def moved(request, make_policy, batch, small_preview):
+    """A policy that has moved, and what it drew before."""
+    policy = make_policy(adapter_rank=request.param, needs_reference=True)
+    rollout = policy.sample(batch)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    return policy, rollout
+
+
+def of_policy(policy, batch, rollout):
+    with torch.no_grad():
+        return policy.replay(batch, rollout, FIRST).log_probs
+
+
+def test_reference_becomes_the_policy_with_a_mix_of_1(moved, batch):
+    policy, rollout = moved
+    own = of_policy(policy, batch, rollout)
+    before = policy.reference_log_probs(batch, rollout, FIRST)
+    assert (before - own).abs().max() > 1e-3
+    assert policy.reference_tensors() == {}
+
+    policy.mix_reference(1.0)
+
+    torch.testing.assert_close(policy.reference_log_probs(batch, rollout, FIRST), own)
+    # The policy is what it was, to the bit, and the reference stays when it moves on.
+    assert of_policy(policy, batch, rollout).equal(own)
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight *= 1.1
+    torch.testing.assert_close(policy.reference_log_probs(batch, rollout, FIRST), own)
+
+
+def test_policy_is_its_reference_until_it_moves_and_where_the_reference_follows(moved):
+    policy, _ = moved
+    assert not policy.is_reference()
+    policy.mix_reference(1.0)
+    assert policy.is_reference()
+    with torch.no_grad():
+        policy.trainable_parameters()[-1].view(-1)[-1] += 1e-3
+    assert not policy.is_reference()
+
+
+def test_mix_is_that_of_the_weights(moved):
+    policy, _ = moved
+    policy.mix_reference(0.5)
+    first = {name: value.clone() for name, value in policy.reference_tensors().items()}
+    with torch.no_grad():
+        for weight in policy.trainable_parameters():
+            weight += 1.0
+    policy.mix_reference(0.25)
+    for name, value in policy.state_tensors().items():
+        expected = 0.75 * first[name] + 0.25 * value
+        torch.testing.assert_close(policy.reference_tensors()[name], expected)
+
+
+def test_stored_reference_is_put_back(moved, batch):
+    policy, rollout = moved
+    policy.mix_reference(0.5)
+    stored = {name: value.clone() for name, value in policy.reference_tensors().items()}
+    expected = policy.reference_log_probs(batch, rollout, FIRST)
+    policy.mix_reference(1.0)
+    assert not policy.reference_log_probs(batch, rollout, FIRST).equal(expected)
+
+    policy.load_reference_tensors(stored)
+
+    assert policy.reference_log_probs(batch, rollout, FIRST).equal(expected)
