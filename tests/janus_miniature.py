@@ -36,7 +36,7 @@ SIDE = 32
 # What the published template makes of one message of a user.
 TEMPLATE = (
     "{%- for message in messages -%}"
-    "<|User|>: {{ message['content'][0]['text'] }}\n\n"
+    "<|User|>: {{ message['content'][0]['text'] + '\n\n' }}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|Assistant|>:{%- endif -%}"
 )

@@ -21,8 +21,8 @@ model: {path: zai-org/GLM-Image, dtype: bfloat16, adapter: {rank: 16384, alpha: 
         start_from: outputs/run, gradient_checkpointing: true, quantization: nf4,
         compile: false}
 data: {path: prompts.jsonl, eval_path: held_out.jsonl, sources: 1}
-rollout: {prompts_per_step: 1, group_size: 2, refill_rounds: 3, height: 1024, width: 32,
-          temperature: 0.001, top_p: 1.0, top_k: 1, min_p: 0.02}
+rollout: {prompts_per_step: 1, group_size: 2, batch_size: 16, refill_rounds: 3, height: 1024,
+          width: 32, temperature: 0.001, top_p: 1.0, top_k: 1, min_p: 0.02, guidance_scale: 5.0}
 decode: {steps: 1, guidance_scale: 1.5, rollout_steps: 4, recheck_every: 1, recheck_groups: 1,
          min_rank_correlation: -1.0, batch_size: 1, vae_batch_size: 2, quantization: float8,
          compile: false}
@@ -84,7 +84,13 @@ MAY_CHANGE_ON_RESUME = {
         "train.checkpoint_every",
         "train.keep_checkpoints",
     ),
-    *("offload", "reward.overlap", "decode.batch_size", "decode.vae_batch_size"),
+    *(
+        "offload",
+        "reward.overlap",
+        "rollout.batch_size",
+        "decode.batch_size",
+        "decode.vae_batch_size",
+    ),
     *("decode.compile", "model.compile"),
     *("model.gradient_checkpointing", "train.micro_batch_size"),
     *("async.collectors", "async.address"),

@@ -33,7 +33,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"model.path": ""}, "at least 1 character"),
     # Bounds; the purpose of the key stands behind.
     ({"rollout.group_size": 1}, "nothing to be compared with"),
-    ({"rollout.height": 500}, "multiple of 32"),
+    ({"rollout.height": 15}, "greater than or equal to 16"),
+    ({"rollout.batch_size": 7}, "images of a prompt are sampled together"),
     ({"rollout.top_p": 1.5}, "less than or equal to 1"),
     ({"decode.guidance_scale": 0.5}, "greater than or equal to 1"),
     ({"train.seed": -1}, "greater than or equal to 0"),
@@ -70,10 +71,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"train.mode": "async", "rollout.refill_rounds": 2}, "train.mode is async"),
     ({"train.mode": "async", "loss.reference_sync_every": 5}, "train.mode is async"),
     ({"async.min_importance_ratio": 0.5}, "needs async.on_stale=mask"),
-    # 1024 prompts x 8 images x 512 x 512 tokens.
+    # 1024 prompts x 8 images.
     (
         {"rollout.prompts_per_step": 1024, "rollout.width": 16_384, "rollout.height": 16_384},
-        "makes 2,147,483,648 tokens per step",
+        "makes 2,199,023,255,552 pixels per step",
     ),
 ]
 
@@ -112,10 +113,10 @@ def test_a_bad_part_of_a_value_is_refused_by_its_own_key(
 
 
 def test_all_problems_are_listed_at_once(values: dict[str, Any]) -> None:
-    changes: dict[str, object] = {"train.steps": 0, "rollout.group_size": 1, "decode": {}}
-    with pytest.raises(ConfigError, match="has 4 problems:") as caught:
+    changes: dict[str, object] = {"train.steps": 0, "rollout.group_size": 1, "optim": {}}
+    with pytest.raises(ConfigError, match="has 9 problems:") as caught:
         validate_config(set_keys(values, changes))
-    for named in ("train.steps = 0", "rollout.group_size = 1", "decode.guidance_scale (not given)"):
+    for named in ("train.steps = 0", "rollout.group_size = 1", "optim.learning_rate (not given)"):
         assert named in str(caught.value)
 
 
@@ -145,7 +146,7 @@ def test_of_too_many_tokens_the_size_that_was_mistyped_is_named(
     values: dict[str, Any], sizes: dict[str, int], key: str
 ) -> None:
     set_keys(values, {f"rollout.{name}": size for name, size in sizes.items()})
-    with pytest.raises(ConfigError, match=rf"rollout\.{key} = \d+\n.*tokens per step"):
+    with pytest.raises(ConfigError, match=rf"rollout\.{key} = \d+\n.*pixels per step"):
         validate_config(values)
 
 

@@ -117,6 +117,12 @@ def janus_policy_on(parts: JanusPro, **changes: object) -> JanusProPolicy:
     return JanusProPolicy(parts, **(settings | changes))
 
 
+@pytest.fixture(scope="session")
+def build_janus_policy():
+    """`janus_policy_on`, as a fixture: test folders are no packages."""
+    return janus_policy_on
+
+
 @pytest.fixture
 def make_janus_policy(loaded_janus):
     """`janus_policy_on` a copy of the test's own."""

@@ -121,6 +121,7 @@ Run this in this folder; on a GPU, call `model.to("cuda")` after loading.
 
 ```python
 import torch
+from PIL import Image
 from transformers import DynamicCache, JanusForConditionalGeneration, JanusProcessor
 
 {load}
@@ -132,9 +133,9 @@ torch.manual_seed(0)
 tokens = model.generate(
     **inputs,
 {arguments})
-pixels = model.decode_image_tokens(tokens).float()
-images = processor.postprocess(list(pixels), return_tensors="PIL.Image.Image")["pixel_values"]
-images[0].save("picture.png")
+pixels = model.decode_image_tokens(tokens)[0].float()
+levels = ((pixels + 1) / 2 * 255).clamp(0, 255).to(torch.uint8)
+Image.fromarray(levels.cpu().numpy()).save("picture.png")
 ```
 
 {settings.training}"""

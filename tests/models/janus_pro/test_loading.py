@@ -1,0 +1,96 @@
+"""What is loaded, and what is refused before it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from glm_grpo.errors import ModelError
+from glm_grpo.models.janus_pro import family
+from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
+from tests.janus_miniature import BEGIN, PAD
+
+
+@pytest.fixture
+def folder(janus_folder, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(janus_folder, tmp_path / "copy")
+
+
+def change(folder, name, **values):
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_folder_is_loaded_whole_in_the_dtype_asked_for(janus_folder):
+    parts = load_pipeline(str(janus_folder), dtype=torch.bfloat16)
+    stored = load_file(janus_folder / "model.safetensors")
+    weights = parts.model.state_dict()
+    assert stored.keys() <= weights.keys()
+    assert all(weight.dtype == torch.bfloat16 for weight in parts.model.parameters())
+    assert not parts.model.training
+    assert not any(weight.requires_grad for weight in parts.model.parameters())
+    assert family.describe(parts).startswith("policy (0.1 M parameters) and decoder (")
+
+
+def test_special_tokens_and_roles_cannot_be_written_in_a_prompt(janus_folder):
+    reserved = check_model(str(janus_folder))
+    needed = {BEGIN, PAD, "<begin_of_image>", "<image_placeholder>", "<|User|>", "<|Assistant|>"}
+    assert needed <= reserved.in_prompts
+    assert reserved.text_rule is None
+
+
+def test_weights_that_lack_a_parameter_are_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.generation_head.vision_head.bias"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack model.generation_head.vision_head.bias"):
+        load_pipeline(str(folder), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"vision_config": {"num_image_tokens": 9, "image_size": 32, "patch_size": 8}}, "9 tokens"),
+        (
+            {"vision_config": {"num_image_tokens": 4, "image_size": 32, "patch_size": 16}},
+            "images of 32 pixels, but 16",
+        ),
+        ({"vq_config": {"projection_dim": 32}}, "width 64 of the language model, but 32"),
+    ],
+    ids=str,
+)
+def test_a_config_whose_parts_do_not_match_is_refused(folder, values, said):
+    stored = json.loads((folder / "config.json").read_text())
+    merged = {
+        key: stored[key] | value if isinstance(value, dict) else value
+        for key, value in values.items()
+    }
+    change(folder, "config.json", **merged)
+    with pytest.raises(ModelError, match=said):
+        check_model(str(folder))
+
+
+def test_a_folder_without_template_or_with_a_pointer_is_refused(folder):
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="no chat template"):
+        check_model(str(folder))
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ModelError, match="a pointer of git-lfs"):
+        check_model(str(folder))
+
+
+def test_the_published_template_makes_the_prompt_that_tests_use(assets_dir, loaded_janus):
+    path = assets_dir / "janus_pro_published" / "chat_template.jinja"
+    message = [{"role": "user", "content": [{"type": "text", "text": "a red cat"}]}]
+    processor = loaded_janus.processor
+    ours, published = (
+        processor.apply_chat_template(message, chat_template=each, add_generation_prompt=True)
+        for each in (processor.chat_template, path.read_text())
+    )
+    assert ours == published == "<|User|>: a red cat\n\n<|Assistant|>:"

@@ -1,0 +1,108 @@
+"""Which family a model is of, and which keys a family has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from glm_grpo.builders import family as families
+from glm_grpo.builders.family import family_of
+from glm_grpo.config import Config, compose_config
+from glm_grpo.errors import ConfigError
+
+PROMPTS = ["data.path=prompts.txt", "data.eval_path=held_out.txt"]
+
+
+def janus_config(*overrides: str) -> Config:
+    return compose_config(None, "janus_pro_1b_24gb", [*PROMPTS, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("tiny", "GLM-Image"),
+        ("zai-org/GLM-Image", "GLM-Image"),
+        ("deepseek-community/Janus-Pro-1B", "Janus-Pro"),
+        ("deepseek-community/Janus-Pro-7B", "Janus-Pro"),
+        ("no/such/folder", "GLM-Image"),
+    ],
+)
+def test_a_family_is_known_by_its_published_ids(path, name):
+    assert name == family_of(path).NAME
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "name"),
+    [
+        ("model_index.json", {"_class_name": "GlmImagePipeline"}, "GLM-Image"),
+        ("config.json", {"model_type": "janus"}, "Janus-Pro"),
+        # GLM-Image says what is missing.
+        ("config.json", {"model_type": "llama"}, "GLM-Image"),
+        ("other.json", {}, "GLM-Image"),
+    ],
+)
+def test_a_family_is_known_by_the_files_of_a_folder(file, content, name, tmp_path):
+    (tmp_path / file).write_text(json.dumps(content))
+    assert name == family_of(str(tmp_path)).NAME
+
+
+def test_a_hub_id_is_known_by_its_config(tmp_path, monkeypatch):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "janus"}')
+    monkeypatch.setattr(families, "hf_hub_download", lambda path, name: str(config))
+    assert family_of("someone/a-janus-of-their-own").NAME == "Janus-Pro"
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_the_original_layout_is_refused_with_the_converted_one(place, tmp_path, monkeypatch):
+    def refuse(path, name):
+        raise OSError
+
+    monkeypatch.setattr(families, "hf_hub_download", refuse)
+    (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
+    path = str(tmp_path) if place == "folder" else "deepseek-ai/Janus-Pro-7B"
+    with pytest.raises(ConfigError, match="use the converted one, such as deepseek-community/"):
+        family_of(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("+decode.steps=20", "decode.steps = 20\n.*has no effect with Janus-Pro"),
+        ("+decode.recheck_every=3", r"leave it out \('~decode.recheck_every'\)"),
+        ("+decode.vae_batch_size=2", "has no effect"),
+        ("anchor.preview=repeat", "anchor.preview = 'repeat'"),
+        ("data.sources=1", "draws from text alone"),
+    ],
+)
+def test_janus_pro_refuses_keys_that_it_does_not_have(override, rule):
+    config = janus_config(override)
+    with pytest.raises(ConfigError, match=rule):
+        family_of(config.model.path).check_keys(config)
+
+
+def test_glm_image_refuses_guidance_between_tokens_and_asks_for_steps(configs_dir):
+    words = ["+rollout.guidance_scale=5.0", "~decode.steps", "rollout.width=500"]
+    config = compose_config(configs_dir, "tiny", words)
+    with pytest.raises(ConfigError, match="3 problems") as caught:
+        family_of("tiny").check_keys(config)
+    for named in (
+        "rollout.guidance_scale = 5.0",
+        "decode.steps = None",
+        "multiple of 32",
+        "set rollout.width=512",
+    ):
+        assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["janus_pro_1b_16gb", "janus_pro_7b_80gb", "glm_image_24gb"])
+def test_packaged_configs_have_the_keys_of_their_family(name):
+    config = compose_config(None, name, PROMPTS)
+    family_of(config.model.path).check_keys(config)
+
+
+def test_janus_pro_draws_one_size(janus_folder):
+    family, config = family_of(str(janus_folder)), janus_config("rollout.height=32")
+    with pytest.raises(ConfigError, match=r"rollout.width = 384\n.*must be 32"):
+        family.check_sizes(str(janus_folder), config)
