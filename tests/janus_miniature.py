@@ -106,8 +106,8 @@ def build_model(
     vq = JanusVQVAEConfig(
         embed_dim=8,
         num_embeddings=codes,
-        latent_channels=32,
-        base_channels=32,
+        latent_channels=64,
+        base_channels=64,
         channel_multiplier=[1, 1, 1, 1],
         num_res_blocks=1,
         projection_dim=width,
@@ -141,10 +141,48 @@ def build_model(
     return model
 
 
+def paint_colours(model: JanusForConditionalGeneration) -> None:
+    """Change the decoder so that code k draws a patch of colour k % 8: bits red, green and blue.
+
+    Blocks are passed through, and a colour is carried by pairs of channels of opposite sign, one
+    pair a group of the last norm, which leaves their signs.
+    """
+    vqmodel = model.model.vqmodel
+    decoder, codebook = vqmodel.decoder, vqmodel.quantize.embedding.weight
+    with torch.no_grad():
+        for parameter in [*decoder.parameters(), *vqmodel.post_quant_conv.parameters()]:
+            parameter.zero_()
+        codes = torch.arange(len(codebook))
+        bits = (codes.unsqueeze(1) >> torch.arange(3)) % 2
+        # Other numbers than the colour's tell codes of one colour apart, at the same length.
+        angles = codes // 8
+        codebook.zero_()
+        codebook[:, :3] = 2.0 * bits - 1.0
+        codebook[:, 3], codebook[:, 4] = angles.cos(), angles.sin()
+        for colour in range(3):
+            vqmodel.post_quant_conv.weight[2 * colour, colour] = 1.0
+            vqmodel.post_quant_conv.weight[2 * colour + 1, colour] = -1.0
+            decoder.conv_out.weight[colour, 2 * colour, 1, 1] = 1.0
+            decoder.conv_out.weight[colour, 2 * colour + 1, 1, 1] = -1.0
+        for module in decoder.modules():
+            if type(module).__name__ == "JanusVQVAEConvUpsample":
+                torch.nn.init.dirac_(module.conv.weight)
+        torch.nn.init.dirac_(decoder.conv_in.weight)
+        decoder.norm_out.weight.fill_(1.0)
+
+
 @cache
-def write_folder(parent: Path) -> Path:
-    """The model in the published layout."""
-    folder = parent / "janus"
-    build_model().save_pretrained(folder)
+def write_folder(parent: Path, *, paints: bool = False, spread: float = 2.0) -> Path:
+    """The model in the published layout.
+
+    Args:
+        paints: See `paint_colours`.
+        spread: See `build_model`.
+    """
+    folder = parent / ("painting" if paints else "janus")
+    model = build_model(spread=spread)
+    if paints:
+        paint_colours(model)
+    model.save_pretrained(folder)
     build_processor().save_pretrained(folder)
     return folder
