@@ -1,6 +1,6 @@
 """The data types of a step, in the order in which they are passed on.
 
-Axes, everywhere except in `glm_image/` and `rewards/`:
+Axes, everywhere except in the families of `models/` and in `rewards/`:
 
 =====  ====================================================================
 P      prompts of one batch
@@ -43,10 +43,11 @@ class PromptBatch:
     Attributes:
         prompts: The P prompts, all with N source pictures.
         group_size: G, images per prompt (>= 2 when training).
-        height: Image height in pixels, a multiple of 32.
-        width: Image width in pixels, a multiple of 32.
+        height: Image height in pixels.
+        width: Image width in pixels.
         seed: Sampling seed; tokens are a function of (seed, prompt position, policy).
-        decode_seeds: P seeds, one initial noise per prompt, shared by its G images.
+        decode_seeds: P seeds, one initial noise per prompt, shared by its G images; without effect
+            on a decoder that does not denoise.
         source_token_ids: Codebook ids of the source pictures, row by row, as policy and decoder
             read them. Encoded once, because rounding may flip a tie; None before that, and for
             text-to-image.

@@ -66,7 +66,12 @@ def build_processor(template: str = TEMPLATE) -> JanusProcessor:
 
 
 def build_model(
-    *, seed: int = 0, side: int = 4, codes: int = 96, layers: int = 2, spread: float = 2.0
+    *,
+    side: int = 4,
+    codes: int = 96,
+    layers: int = 2,
+    width: int = 64,
+    spread: float = 2.0,
 ) -> JanusForConditionalGeneration:
     """A model of `side` x `side` tokens, 8 x 8 pixels each.
 
@@ -82,11 +87,10 @@ def build_model(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    width = 64
     text = LlamaConfig(
         vocab_size=len(tokenizer) + 6,
         hidden_size=width,
-        intermediate_size=96,
+        intermediate_size=width * 3 // 2,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -121,7 +125,7 @@ def build_model(
         tie_word_embeddings=False,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = JanusForConditionalGeneration(config).eval()
         inner = model.model
         inner.language_model.embed_tokens.weight.normal_()

@@ -54,6 +54,22 @@ def test_init_writes_a_config_that_changes_nothing_but_the_prompts(
         assert first.target.equal(world.draw_sign(sign))
 
 
+def test_init_writes_prompts_about_objects_for_a_model_that_draws_no_texts(tmp_path: Path) -> None:
+    folder = tmp_path / "my-run"
+    list(init_folder(folder, "janus_pro_1b_16gb"))
+    config = compose_config(folder, None, ["run_dir=r"])
+    assert set(config.reward.weights()) == {"pick_score", "clip_score"}
+    training, held_out = (
+        load_prompts(path, height=384, width=384, reserved=ReservedTokens())
+        for path in (config.data.path, config.data.eval_path)
+    )
+    assert (len(training), len(held_out)) == (64, 16)
+    captions = [{*each.captions()} for each in (training, held_out)]
+    assert [len(each) for each in captions] == [64, 16]
+    assert not captions[0] & captions[1]
+    assert not any(training.texts())
+
+
 def test_init_writes_natural_prompts_for_the_published_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

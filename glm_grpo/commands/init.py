@@ -9,7 +9,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from glm_grpo.commands.starter_prompts import held_out_prompts, training_prompts
+from glm_grpo.builders.family import family_of
+from glm_grpo.commands.starter_prompts import (
+    held_out_objects,
+    held_out_texts,
+    training_objects,
+    training_texts,
+)
 from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.config.composition import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.output import printable
@@ -74,8 +80,8 @@ _KNOWN_WORDS = """
 _COMMENTS = {
     "prompts_per_step": "different prompts per step",
     "group_size": "images per prompt, which are compared with each other",
-    "height": "pixels, a multiple of 32",
-    "width": "pixels, a multiple of 32",
+    "height": "pixels; the model may allow only some sizes",
+    "width": "pixels",
     "learning_rate": "peak, reached after the warm-up",
     "steps": "one rollout and its updates each",
     "seed": "determines prompts, tokens and noise",
@@ -105,8 +111,9 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     """Write a config that builds on a packaged one, prompts and a README; yields their paths.
 
     The embedded model gets signs of its world with their pictures as targets; for edits with any
-    other model they show the format. Text-to-image with any other model gets natural prompts that
-    quote a text, and the reward for it, because they have no targets.
+    other model they show the format. Text-to-image with any other model gets natural prompts:
+    about objects if the model reads a prompt as a whole, else prompts that quote a text, and the
+    reward for it, because they have no targets.
 
     Args:
         folder: New or empty.
@@ -120,16 +127,22 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]
     config = compose_config(None, name, paths)
     is_natural = config.model.path != TINY and not config.data.sources
-    if is_natural:
+    is_about_text = is_natural and family_of(config.model.path).TEXT_RULE is not None
+    if is_about_text:
         config = compose_config(None, name, [*paths, "reward=text"])
     refuse_taken(folder)
     if is_natural:
-        for file, prompts in ((_TRAINING, training_prompts()), (_HELD_OUT, held_out_prompts())):
+        training, held_out = (
+            (training_texts(), held_out_texts())
+            if is_about_text
+            else (training_objects(), held_out_objects())
+        )
+        for file, prompts in ((_TRAINING, training), (_HELD_OUT, held_out)):
             yield _write_rows(folder / file, [{"prompt": prompt} for prompt in prompts])
     else:
         for file, (set_name, count) in _SIGNS.items():
             yield _write_signs(folder, file, set_name, count, sources=config.data.sources)
-    described = _describe_config(folder, name, config, reward=_TEXT_REWARD if is_natural else "")
+    described = _describe_config(folder, name, config, reward=_TEXT_REWARD if is_about_text else "")
     yield _write(folder / f"{OWN_CONFIG}.yaml", described)
     is_edit = config.data.sources > 0
     readme = _README.format(

@@ -1,6 +1,9 @@
-"""Natural prompts to begin with: scenes with a text in them, as the published model draws them."""
+"""Natural prompts to begin with: scenes with a text in them, or objects."""
 
 from __future__ import annotations
+
+from itertools import permutations, product
+from random import Random
 
 _SCENES = (
     'A hand-painted wooden sign that reads "{}" above a bakery door, morning light, photograph',
@@ -76,8 +79,17 @@ _HELD_OUT_TEXTS = (
 )
 
 
-def training_prompts() -> list[str]:
-    """Return 64 prompts: each scene with four texts, each text in two scenes."""
+# Colours, counts and positions, as in T2I-CompBench (arXiv 2307.06350), with objects of our own.
+_OBJECTS = ("cat", "dog", "bicycle", "teapot", "car", "chair", "bird", "guitar")
+_COLOURS = ("red", "blue", "green", "yellow", "purple", "black", "white", "pink")
+_COUNTED = ("apples", "books", "candles", "balloons", "cups", "boats", "chairs", "birds")
+_NUMBERS = ("two", "three", "four", "five")
+_PLACES = ("on a wooden table", "in a sunny garden", "on a sandy beach", "in front of a brick wall")
+_POSITIONS = ("to the left of", "to the right of", "above", "below")
+
+
+def training_texts() -> list[str]:
+    """Return 64 prompts with a text: each scene with four texts, each text in two scenes."""
     return [
         scene.format(_TRAINING_TEXTS[(4 * row + column) % len(_TRAINING_TEXTS)])
         for row, scene in enumerate(_SCENES)
@@ -85,6 +97,32 @@ def training_prompts() -> list[str]:
     ]
 
 
-def held_out_prompts() -> list[str]:
-    """Return 16 prompts: each scene with a text that is not trained on."""
+def held_out_texts() -> list[str]:
+    """Return 16 prompts with a text: each scene with one that is not trained on."""
     return [scene.format(text) for scene, text in zip(_SCENES, _HELD_OUT_TEXTS, strict=True)]
+
+
+def training_objects() -> list[str]:
+    """Return 64 prompts about objects: a quarter each of one, two, several, and beside another."""
+    return _object_prompts(0, 16)
+
+
+def held_out_objects() -> list[str]:
+    """Return 16 prompts about objects, in combinations that are not trained on."""
+    return _object_prompts(16, 20)
+
+
+def _object_prompts(start: int, stop: int) -> list[str]:
+    """Some prompts of each kind, in an order that is always the same."""
+    pairs = [*permutations(_OBJECTS, 2)]
+    one = [f"a photo of a {c} {o} {p}" for c, o, p in product(_COLOURS, _OBJECTS, _PLACES)]
+    two = [
+        f"a {c} {first} and a {d} {second}"
+        for (c, d), (first, second) in product(permutations(_COLOURS, 2), pairs)
+    ]
+    several = [f"a photo of {n} {o} {p}" for n, o, p in product(_NUMBERS, _COUNTED, _PLACES)]
+    beside = [
+        f"a {first} {where} a {second}" for (first, second), where in product(pairs, _POSITIONS)
+    ]
+    kinds = [Random(0).sample(prompts, stop)[start:] for prompts in (one, two, several, beside)]
+    return [prompt for each in zip(*kinds, strict=True) for prompt in each]

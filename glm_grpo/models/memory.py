@@ -41,8 +41,6 @@ _IN_HALF, _IN_FULL = 4, 4
 fp32; and if its matrices are trained."""
 _AT_HEAD = 9.5
 """States of size D per token between the last layer and the log-probabilities."""
-_IN_BACKWARD = 11
-"""States of size D per token during the backward pass of one layer."""
 _WITHOUT_GRADIENT = 4
 """States of size D, and of size M, per token in a layer that stores nothing."""
 _CHUNK_BYTES = 8.5
@@ -211,7 +209,7 @@ def update_activations(planner: Planner, model: ModelSettings, sizes: BatchSizes
     a_layer = stored * item * tokens
     a_state = language.width * item * tokens
     kept = language.layers * (a_state if model.is_checkpointing else a_layer)
-    backward = _IN_BACKWARD * a_state + model.is_checkpointing * a_layer
+    backward = language.backward_states * a_state + model.is_checkpointing * a_layer
     scored = sizes.micro_batch_size * generated
     chunk = min(CHUNK_ENTRIES * (1 + is_full), scored * language.drawn)
     head = _AT_HEAD * a_state + _CHUNK_BYTES * chunk

@@ -39,7 +39,8 @@ def find_folder(path: str, fetch: Callable[[], str]) -> Path:
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and a hub id has the form "
-            "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image, or 'tiny'"
+            "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image or "
+            "deepseek-community/Janus-Pro-1B, or 'tiny'"
         )
     try:
         return Path(fetch())

@@ -207,6 +207,7 @@ class LanguageShape:
         drawn: Number of codes that can be drawn, V.
         stored_states: States of size D that a layer stores per token for the backward pass, with
             adapters and in fp32.
+        backward_states: Further states of size D per token during the backward pass of one layer.
         is_prompt_shared: Whether the samples of a prompt share its keys and values.
     """
 
@@ -222,6 +223,7 @@ class LanguageShape:
     unread: int
     drawn: int
     stored_states: int
+    backward_states: int
     is_prompt_shared: bool = True
 
     @property

@@ -19,7 +19,7 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 fp32: rounding causes 1e-6, while the positions of a plain forward pass cause 1e-2 and more. bf16
     has 8 bits of precision: cached decoding and a full pass differ by 1e-2 even when both are
-    correct.
+    correct, and guidance multiplies the difference.
 """
 
 
@@ -51,7 +51,7 @@ def check_replay(policy: Policy, experience: Experience, *, rows: int) -> Replay
     if rollout.token_ids.shape[-1] != num_tokens:
         raise SelfCheckError(
             f"a grid has {rollout.token_ids.shape[-1]} tokens; {batch.height} x {batch.width} "
-            f"pixels need {num_tokens}; the model does not lay out its grids as GLM-Image does"
+            f"pixels need {num_tokens}; the model does not lay out its grids as its family does"
         )
     low, high = int(rollout.token_ids.min()), int(rollout.token_ids.max())
     if low < 0 or high >= policy.codebook_size:

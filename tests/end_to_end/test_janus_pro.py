@@ -10,7 +10,7 @@ from PIL import Image
 
 from glm_grpo import load_config, train
 from glm_grpo.api import Run
-from tests.end_to_end.distributed.conftest import assert_same_metrics
+from tests.end_to_end.distributed.conftest import SHARDS, assert_same_metrics
 from tests.end_to_end.runs import read_record
 from tests.janus_miniature import write_folder
 
@@ -100,15 +100,21 @@ def test_target_pictures_are_learned(settings, tmp_path):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("adapter", ["{rank: 4, alpha: 8.0}", "null"], ids=["adapters", "full"])
-def test_two_processes_give_what_one_gives(settings, adapter, programs, tmp_path, configs_dir):
+@pytest.mark.parametrize(
+    ("adapter", "env"),
+    [("{rank: 4, alpha: 8.0}", {}), ("null", SHARDS)],
+    ids=["copies of adapters", "shards of all weights"],
+)
+def test_two_processes_give_what_one_gives(settings, adapter, env, programs, tmp_path, configs_dir):
     words = [
         *("--config-name", "janus_pro_1b_24gb", *settings, TERM, f"model.adapter={adapter}"),
         *("train.steps=2", "train.eval_every=2", "optim.epsilon=1e-3", "optim.learning_rate=1e-3"),
         "train.micro_batch_size=1",
     ]
+    script = str(configs_dir.parent / "train.py")
     for folder, count in (("one", 1), ("two", 2)):
-        script = str(configs_dir.parent / "train.py")
-        started = programs.start_team(count, tmp_path, script, *words, f"run_dir={folder}")
+        started = programs.start_team(
+            count, tmp_path, script, *words, f"run_dir={folder}", env=env if count > 1 else None
+        )
         assert [each.wait(400.0) for each in started] == [0] * count, started[0].said()
     assert_same_metrics(tmp_path / "two", tmp_path / "one")

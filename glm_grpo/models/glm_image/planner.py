@@ -68,8 +68,8 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 
-_STORED_STATES = 9
-"""See `LanguageShape.stored_states`; four norms a layer."""
+_STORED_STATES, _BACKWARD_STATES = 9, 11
+"""See `LanguageShape`; four norms a layer."""
 _DRAWN_STATES = 14.5
 """Hidden states per latent patch and glyph during a pass of the diffusion transformer."""
 _VAE_STATES = 3
@@ -206,6 +206,7 @@ class GlmImagePlanner:
             unread=unread,
             drawn=drawn,
             stored_states=_STORED_STATES,
+            backward_states=_BACKWARD_STATES,
         )
 
     def _language_model(self, *, layers: int) -> GlmImageForConditionalGeneration:

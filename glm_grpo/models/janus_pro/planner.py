@@ -29,11 +29,13 @@ _SIZES: Mapping[str, tuple[int, int, int, int]] = {
 }
 """Width, MLP width, layers and heads of models whose sizes are known without their files."""
 
-_STORED_STATES = 5
-"""See `LanguageShape.stored_states`; measured on stock layers (LOG.md, "Janus-Pro")."""
+_STORED_STATES, _BACKWARD_STATES = 5, 4
+"""See `LanguageShape`; measured on stock layers (LOG.md, "Janus-Pro")."""
 _DECODED_STATES, _ENCODED_STATES = 3.1, 4.5
 """Tensors of the first level's channels, at the size of the image, at the peak of the VQ's decoder
 and encoder."""
+_PIXEL_COPIES, _FLOAT32 = 3, 4
+"""Pictures in fp32 while their levels are computed, and bytes of a number."""
 
 
 def knows_sizes(path: str) -> bool:
@@ -117,6 +119,7 @@ class JanusProPlanner:
             unread=embedding.numel() + drawn.weight.numel(),
             drawn=self._config.vq_config.num_embeddings,
             stored_states=_STORED_STATES,
+            backward_states=_BACKWARD_STATES,
             is_prompt_shared=False,
         )
 
@@ -146,7 +149,10 @@ class JanusProPlanner:
     def decode_bytes(self, sizes: BatchSizes, model: ModelSettings) -> int:
         """See `Planner`."""
         at_once = min(sizes.group_size, sizes.decode_batch_size or sizes.group_size)
-        return at_once * self._states(_DECODED_STATES, model.dtype)
+        pixels = 3 * image_side(self._config) ** 2
+        return at_once * (
+            self._states(_DECODED_STATES, model.dtype) + _PIXEL_COPIES * pixels * _FLOAT32
+        )
 
     def sources_bytes(self, sizes: BatchSizes, dtype: torch.dtype) -> int:
         """See `Planner`."""
