@@ -11,9 +11,10 @@ begins after the seconds are over, or after its section and those before it have
 
 Sections: `ceilings`, `large_steps` (1024 x 1024 with the shipped settings, and edits), `decoder`,
     `tests` (those marked `gpu`), `update`, `token_step`, `whole_steps`, `flat_rewards` (a constant
-    reward must not change any weight). Compiling takes one to two minutes a section, so in ten
-    not all get their turn: --only chooses. --dry-run uses the embedded model's sizes, the CPU, and
-    a compiler that only traces, and runs all sections in two minutes.
+    reward must not change any weight), `janus_pro` (phases of a step of the 1B model). Compiling
+    takes one to two minutes a section, so in ten not all get their turn: --only chooses. --dry-run
+    uses the embedded model's sizes, the CPU, and a compiler that only traces, and runs all sections
+    in two minutes.
 
 On a machine without a network, missing packages can be installed from wheels:
 
@@ -42,6 +43,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.full_size.janus_pro import janus_pro
 from benchmarks.full_size.learning import update
 from benchmarks.full_size.measuring import ceilings, speed_of
 from benchmarks.full_size.pictures import decoder
@@ -91,6 +93,7 @@ SECTIONS: Mapping[str, tuple[Callable[[Bench], Rows], float]] = {
     "token_step": (token_step, 60),
     "whole_steps": (whole_steps, 15),
     "flat_rewards": (flat_rewards, 5),
+    "janus_pro": (janus_pro, 60),
 }
 """Sections with their seconds out of 560; the next ones may use what one leaves."""
 

@@ -41,7 +41,7 @@ def random_language_part(
 ) -> dict[str, Any]:
     """Create the language model, and a byte-level processor with matching ids."""
     settings = GlmImageConfig.from_dict(configs.language)
-    with _made_on(device, dtype):
+    with made_on(device, dtype):
         model = GlmImageForConditionalGeneration(settings)
     # If an end token were sampled early, the stock pipeline would sample fewer tokens than ours.
     model.generation_config.eos_token_id = None
@@ -61,7 +61,7 @@ def random_decoder_part(
     # The plan's published sizes omit them, because they need no memory.
     vae_config.setdefault("latents_mean", [0.0] * channels)
     vae_config.setdefault("latents_std", [1.0] * channels)
-    with _made_on(device, dtype):
+    with made_on(device, dtype):
         transformer = GlmImageTransformer2DModel.from_config(configs.transformer)
         vae = AutoencoderKL.from_config(vae_config)
         encoder = T5EncoderModel(T5Config.from_dict(configs.text_encoder))
@@ -90,7 +90,8 @@ def _processor_of(settings: GlmImageConfig) -> GlmImageProcessor:
 
 
 @contextmanager
-def _made_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def made_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Create what is built inside on a device, in a dtype, with the same weights each time."""
     usual = torch.get_default_dtype()
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
