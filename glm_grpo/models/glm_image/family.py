@@ -9,6 +9,7 @@ from diffusers import GlmImagePipeline
 from torch import nn
 
 from glm_grpo.config import Config
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.export import StockSettings
@@ -80,11 +81,17 @@ def check_keys(config: Config) -> None:
 
 
 def _denoising(config: Config) -> tuple[int, float]:
-    """Steps and guidance of the decoder, which `check_keys` requires."""
-    check_keys(config)
+    """Steps and guidance of the decoder.
+
+    Raises:
+        ConfigError: They are not set.
+    """
     steps, guidance_scale = config.decode.steps, config.decode.guidance_scale
-    assert steps is not None
-    assert guidance_scale is not None
+    if steps is None or guidance_scale is None:
+        raise ConfigError(
+            f"decode.steps is {steps} and decode.guidance_scale {guidance_scale}: both must be set "
+            f"for {NAME}, whose decoder denoises"
+        )
     return steps, guidance_scale
 
 

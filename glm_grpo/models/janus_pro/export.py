@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
+from peft import PeftModel
 
 from glm_grpo.models.export import README, StockSettings, describe_sampling
 from glm_grpo.models.janus_pro.loading import JanusPro
@@ -15,16 +16,14 @@ _LICENSE_LINK = "https://github.com/deepseek-ai/Janus/blob/main/LICENSE-MODEL"
 
 
 def export_adapter(
-    policy: JanusProPolicy, parts: JanusPro, settings: StockSettings, directory: Path
+    policy: JanusProPolicy, adapted: PeftModel, settings: StockSettings, directory: Path
 ) -> None:
     """Write a folder that `model.load_adapter` and `PeftModel.from_pretrained` load.
 
     Args:
-        policy: With adapters.
+        adapted: The policy's peft model.
         directory: Output folder, new or empty.
     """
-    adapted = policy.adapted_model
-    assert adapted is not None
     for config in adapted.peft_config.values():
         config.base_model_name_or_path = settings.base_name
     adapted.save_pretrained(directory)

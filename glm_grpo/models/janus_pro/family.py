@@ -142,6 +142,6 @@ def export(
 ) -> None:
     """Write a folder that peft or `JanusForConditionalGeneration.from_pretrained` loads."""
     if policy.adapted_model is not None and kind == "adapter":
-        export_adapter(policy, pipeline, settings, directory)
+        export_adapter(policy, policy.adapted_model, settings, directory)
     else:
         export_folder(policy, pipeline, settings, directory)

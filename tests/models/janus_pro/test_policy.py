@@ -170,3 +170,22 @@ def test_places_are_tokens(make_janus_policy, janus_batch):
     places = make_janus_policy().token_places(janus_batch)
     assert places.own.equal(torch.eye(16))
     assert places.to_go.equal(torch.ones(16, 16).triu())
+
+
+def test_log_probs_of_the_row_with_the_prompt_alone_have_another_gradient(
+    make_janus_policy, janus_batch
+):
+    # What others train on: sampled under guidance, scored without (docs/how_it_works.md).
+    policy = make_janus_policy()
+    rollout = policy.sample(janus_batch)
+    advantages = torch.randn(9, 1, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for scale in (5.0, 1.0):
+        policy.network.guidance_scale = scale
+        log_probs = policy.replay(janus_batch, rollout, ALL).log_probs
+        # The ratio is 1 by construction, whatever distribution the tokens came from.
+        loss = (advantages * (log_probs - log_probs.detach()).exp()).mean()
+        parts = torch.autograd.grad(loss, policy.trainable_parameters(), allow_unused=True)
+        gradients.append(torch.cat([part.flatten() for part in parts if part is not None]))
+    cosine = torch.nn.functional.cosine_similarity(*gradients, dim=0)
+    assert cosine < 0.6
