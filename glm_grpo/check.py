@@ -182,7 +182,7 @@ def hint_at_credit(config: Config) -> list[str]:
     if isinstance(config.loss, CustomLoss):
         lines.append(
             f"advantage.credit = place: {config.loss.function} must weigh tokens by "
-            "inputs.weights; inputs.advantages are those of whole images"
+            "inputs.weighing_advantages; inputs.advantages are those of whole images"
         )
     return lines
 

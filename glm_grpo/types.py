@@ -10,6 +10,9 @@ N      source pictures of a prompt, 0 for text-to-image; in `glm_grpo.grpo`, som
        sequences
 S      tokens of a target grid or of a source picture
 R      reward terms
+K h w  places of a picture: K = h * w cells of its grid of tokens
+A B    target images to learn from, and their prompts in the batch
+L      groups of a step that are trained on
 H W    pixels
 =====  ====================================================================
 
@@ -144,15 +147,15 @@ class TargetTokens:
     Attributes:
         prompts: Prompts with a target image, one image each, at least one.
         token_ids: Token grids of these prompts' targets.
-        places: Position of each of these prompts in the batch. Empty if no prompt of the batch has
-            a target; `prompts` then contains one that is replayed with weight 0, because all
-            processes must call the model equally often.
+        prompt_indices: Position of each of these prompts in the batch. Empty if no prompt of the
+            batch has a target; `prompts` then contains one that is replayed with weight 0, because
+            all processes must call the model equally often.
         weight: Weight of the SFT term, the mean cross-entropy of these tokens, in the loss.
     """
 
     prompts: PromptBatch
     token_ids: Int64[Tensor, "A T"]
-    places: Int64[Tensor, " B"]
+    prompt_indices: Int64[Tensor, " B"]
     weight: float
 
 
@@ -185,15 +188,15 @@ class Experience:
     reference_log_probs: Float32[Tensor, "P G T"] | None = None
     is_sampled_by_reference: bool = False
     correction: OffPolicyCorrection | None = None
-    trained: Int64[Tensor, " K"] | None = None
+    trained: Int64[Tensor, " L"] | None = None
 
-    def trained_rows(self) -> Int64[Tensor, " K"]:
+    def trained_groups(self) -> Int64[Tensor, " L"]:
         """`trained`, with None resolved to all groups."""
         return torch.arange(len(self.totals)) if self.trained is None else self.trained
 
     def is_discarded(self) -> Bool[Tensor, " P"]:
         """Whether other groups were sampled in place of a group."""
-        return ~torch.isin(torch.arange(len(self.totals)), self.trained_rows())
+        return ~torch.isin(torch.arange(len(self.totals)), self.trained_groups())
 
 
 @dataclass(frozen=True)

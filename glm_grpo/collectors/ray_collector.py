@@ -24,7 +24,7 @@ _WHOLE_STEP = "step"
 
 
 @dataclass(frozen=True)
-class Place:
+class CollectorProcess:
     """Where a collector runs."""
 
     host: str
@@ -51,9 +51,9 @@ class Collector:
     def __init__(self, setup: CollectorSetup) -> None:
         self._setup = setup
 
-    def place(self) -> Place:
+    def place(self) -> CollectorProcess:
         """Where the collector runs."""
-        return Place(socket.gethostname(), os.getpid())
+        return CollectorProcess(socket.gethostname(), os.getpid())
 
     def prepare(self) -> RewardError | GlmGrpoError | None:
         """Load the models; returns the error if that fails."""

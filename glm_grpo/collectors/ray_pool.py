@@ -32,7 +32,7 @@ from glm_grpo.collectors.collector_pool import (
     Unusable,
 )
 from glm_grpo.collectors.ray_cluster import RayCluster
-from glm_grpo.collectors.ray_collector import Collector, CollectorSetup, Place
+from glm_grpo.collectors.ray_collector import Collector, CollectorProcess, CollectorSetup
 from glm_grpo.config.sections import AsyncSection
 from glm_grpo.errors import CollectorError, GlmGrpoError
 from rewards.types import RewardError
@@ -152,6 +152,6 @@ class RayPool:
     def _describe(self, collector: int) -> str:
         name = f"collector {collector}"
         with contextlib.suppress(*_DEATHS, GetTimeoutError):
-            place: Place = ray.get(self._places[collector], timeout=1.0)
+            place: CollectorProcess = ray.get(self._places[collector], timeout=1.0)
             name += f" (process {place.process_id} on {place.host})"
         return name

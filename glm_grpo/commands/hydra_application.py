@@ -31,7 +31,7 @@ from glm_grpo.training.interrupt import interrupt
 logger = logging.getLogger(__name__)
 
 
-def train(composed: DictConfig) -> None:
+def train_composed(composed: DictConfig) -> None:
     """Validate what Hydra composed, and train."""
     # Here, because Hydra adds its own line above anything that leaves its function. In a sweep,
     # Hydra names the failed run.
@@ -96,4 +96,4 @@ def _run_hydra(words: Sequence[str]) -> None:
     settings = hydra_settings_of_run(folder, name)
     sys.argv[1:] = [*options, *settings, *write_out_weights(overrides, folder)]
     with composition_errors(overrides):
-        hydra.main(version_base=None, config_path=str(folder), config_name=name)(train)()
+        hydra.main(version_base=None, config_path=str(folder), config_name=name)(train_composed)()

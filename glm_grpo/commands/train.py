@@ -81,7 +81,7 @@ def run_training(config: Config) -> RunFolder:
             cluster = RayCluster(config.asynchronous)
             ending.callback(cluster.close)
             launch = replace(launch, cluster=cluster)
-        folder, summary = _train(given, checked, launch, console, ending)
+        folder, summary = _open_and_train(given, checked, launch, console, ending)
     if processes.count > 1:
         launch.accelerator.end_training()
     if not processes.is_main:
@@ -115,7 +115,7 @@ def _next_commands(folder: RunFolder) -> list[str]:
     ]
 
 
-def _train(
+def _open_and_train(
     given: Config,
     checked: Checked,
     launch: Launch,

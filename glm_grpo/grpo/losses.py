@@ -34,7 +34,7 @@ class LossInputs:
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs as sampled.
         reference_log_probs: Log-probs under the reference policy; None if nothing weighs them.
-        advantages: One per sequence; a loss weighs tokens by `weights`.
+        advantages: One per sequence; a loss weighs tokens by `weighing_advantages`.
         token_advantages: One per token, with credit by place; None: each token has the advantage of
             its sequence.
         correction: Off-policy correction of these tokens; None if the updates begin with the policy
@@ -55,7 +55,7 @@ class LossInputs:
     num_preview: int = 0
 
     @property
-    def weights(self) -> Float32[Tensor, "N columns"]:
+    def weighing_advantages(self) -> Float32[Tensor, "N columns"]:
         """Advantages by which to weigh tokens: T columns with credit by place, otherwise one."""
         return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
 
@@ -96,7 +96,11 @@ def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
     if quantile is not None and quantile < 1.0:
         token_weights = top_entropy_weights(inputs, quantile)
     surrogate = chosen_surrogate(
-        options, inputs.log_probs, inputs.proximal_log_probs, inputs.weights, token_weights
+        options,
+        inputs.log_probs,
+        inputs.proximal_log_probs,
+        inputs.weighing_advantages,
+        token_weights,
     )
     loss, importance = surrogate.loss, surrogate.ratio.double()
     if inputs.correction is not None:

@@ -52,7 +52,7 @@ def split_experience(
     experience: Experience, split: Split, strategy: Strategy
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each minibatch; rows index the flattened P * G axis."""
-    trained = experience.trained_rows()
+    trained = experience.trained_groups()
     group_size = experience.advantages.values.shape[1]
     rows = trained[:, None] * group_size + torch.arange(group_size)
     return [
@@ -70,7 +70,7 @@ def split_targets(
         num_prompts: Number of prompts in this process's batch, with or without a target image.
     """
     minibatches = []
-    for own in _split_prompts(targets.places, num_prompts, split, strategy):
+    for own in _split_prompts(targets.prompt_indices, num_prompts, split, strategy):
         counts = strategy.gather(len(own))
         groups = _equally_many(own, max(counts), split.micro_batch_size)
         fractions = [count / sum(counts) for _, count in groups]

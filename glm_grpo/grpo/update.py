@@ -205,7 +205,7 @@ def update_policy(
     experience = _with_reference(trainee.policy, experience, minibatches, settings.loss)
     supervised: list[list[MicroBatch]] = [[] for _ in minibatches]
     if targets is not None:
-        num_prompts = len(experience.trained_rows())
+        num_prompts = len(experience.trained_groups())
         supervised = split_targets(targets, num_prompts, settings.split, trainee.strategy)
     total, done = sum(map(len, minibatches)) * settings.updates_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
@@ -238,7 +238,7 @@ def update_policy(
             and not of_targets
             and _is_noise_alone(experience, samples, settings.loss, trainee.strategy)
         )
-        report, has_moved = _take_step(trainee, loss, metrics, settings, is_noise=is_noise)
+        report, has_moved = _step_optimizer(trainee, loss, metrics, settings, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
         reports.append(report)
     return reports
@@ -302,12 +302,12 @@ def update_on_targets(
         trainee.optimizer.zero_grad(set_to_none=True)
         term = _learn_targets(trainee, targets, micro_batches)
         metrics = {_SFT_METRICS[name]: value for name, value in term.means.items()}
-        report, _ = _take_step(trainee, term.loss, metrics, settings)
+        report, _ = _step_optimizer(trainee, term.loss, metrics, settings)
         reports.append(report)
     return reports
 
 
-def _take_step(
+def _step_optimizer(
     trainee: Trainee,
     loss: float,
     metrics: dict[str, float],

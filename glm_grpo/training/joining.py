@@ -56,7 +56,7 @@ def join_rollouts(parts: Sequence[Rollout]) -> Rollout:
 def _join_trained(parts: Sequence[Experience]) -> Int64[Tensor, " K"]:
     starts = accumulate((len(part.totals) for part in parts), initial=0)
     return torch.cat(
-        [part.trained_rows() + start for part, start in zip(parts, starts, strict=False)]
+        [part.trained_groups() + start for part, start in zip(parts, starts, strict=False)]
     )
 
 

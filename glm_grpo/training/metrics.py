@@ -105,7 +105,7 @@ def sampled_utilisation(
         times: Seconds by phase.
     """
     sampled = experience.totals.numel()
-    is_learned_from = experience.advantages.is_learned_from()[experience.trained_rows()]
+    is_learned_from = experience.advantages.is_learned_from()[experience.trained_groups()]
     learned = is_learned_from.sum() if work.is_skipping_flat else is_learned_from.numel()
     flops = {
         "rollout": sampled * work.rollout,

@@ -169,7 +169,7 @@ class RewardStep:
         with self.processes.together():
             return tokenize_targets(
                 self.models,
-                prompts_at(experience.prompts, experience.trained_rows()),
+                prompts_at(experience.prompts, experience.trained_groups()),
                 weight=sft_weight(anchor, step, self.config.train.steps),
                 preview=anchor.preview,
                 clock=clock,
@@ -226,7 +226,9 @@ class SupervisedStep:
             )
         if self.learner.average is not None:
             self.learner.average.update(step)
-        return updates, self.records.supervised_step(step, len(targets.places), updates, clock)
+        return updates, self.records.supervised_step(
+            step, len(targets.prompt_indices), updates, clock
+        )
 
     def batch_for_step(self, step: int) -> PromptBatch:
         """Prompts of a step, from 1, of all processes."""

@@ -37,9 +37,9 @@ def tokenize_targets(
     Raises:
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
-    places = [place for place, prompt in enumerate(batch.prompts) if prompt.target is not None]
-    rows = places or [0]
-    if places:
+    found = [place for place, prompt in enumerate(batch.prompts) if prompt.target is not None]
+    rows = found or [0]
+    if found:
         targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
         size = f"one target image of {batch.height} x {batch.width} pixels at a time"
         with models.phase("sources", size, clock):
@@ -51,6 +51,6 @@ def tokenize_targets(
     return TargetTokens(
         prompts=replace(prompts_at(batch, torch.tensor(rows)), group_size=1),
         token_ids=token_ids,
-        places=torch.tensor(places, dtype=torch.long),
+        prompt_indices=torch.tensor(found, dtype=torch.long),
         weight=weight,
     )

@@ -458,7 +458,7 @@ def make_targets(places: Sequence[int], *, weight: float = 0.5) -> TargetTokens:
     return TargetTokens(
         prompts=PromptBatch(prompts, 1, 32, 32, seed=0, decode_seeds=(0,) * len(rows)),
         token_ids=token_ids[rows],
-        places=torch.tensor(list(places), dtype=torch.long),
+        prompt_indices=torch.tensor(list(places), dtype=torch.long),
         weight=weight,
     )
 

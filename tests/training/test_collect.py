@@ -438,7 +438,7 @@ def test_collect_replaces_flat_groups_by_spare_prompts_in_their_order(
     spares: tuple[str, ...], rounds: int, trained: list[int], sampled: list[str]
 ) -> None:
     experience = collected(spares, rounds=rounds)
-    assert experience.trained_rows().tolist() == trained
+    assert experience.trained_groups().tolist() == trained
     ids = [prompt.prompt_id for prompt in experience.prompts.prompts]
     assert ids == ["first", "second", *sampled]
 
@@ -466,7 +466,7 @@ def test_collect_leaves_spare_prompts_to_processes_before_it() -> None:
     ids = [prompt.prompt_id for prompt in experience.prompts.prompts]
     assert ids == ["first", "second", "spare 1"]
     # One is left, and the process before it takes that.
-    assert collected(("rising",), rounds=1, processes=SecondOfTwo()).trained_rows().tolist() == [
+    assert collected(("rising",), rounds=1, processes=SecondOfTwo()).trained_groups().tolist() == [
         0,
         1,
     ]

@@ -81,7 +81,7 @@ def make_examples(*greys: int | None, sources: int = 0) -> tuple[TargetTokens, T
 
 def test_examples_are_the_targets_of_the_prompts_that_have_one() -> None:
     examples, policy = make_examples(7, None, 9)
-    assert examples.places.tolist() == [0, 2]
+    assert examples.prompt_indices.tolist() == [0, 2]
     assert [prompt.prompt_id for prompt in examples.prompts.prompts] == ["grey 7", "grey 9"]
     assert examples.prompts.decode_seeds == (0, 2)
     assert examples.prompts.group_size == 1
@@ -100,7 +100,7 @@ def test_without_any_target_one_image_of_the_right_length_is_replayed(
     sources: int, tokens: int
 ) -> None:
     examples, _ = make_examples(None, None, sources=sources)
-    assert examples.places.tolist() == []
+    assert examples.prompt_indices.tolist() == []
     assert [prompt.prompt_id for prompt in examples.prompts.prompts] == ["grey None"]
     assert examples.token_ids.tolist() == [[0] * tokens]
 

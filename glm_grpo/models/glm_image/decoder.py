@@ -122,39 +122,39 @@ class GlmImageDecoder:
         """Like `decode`, prompt by prompt; each group is on the CPU when it is yielded."""
         layout = batch_layout(batch)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
-        joined = self._joined_places(batch)
+        joined = self._joined_prompts(batch)
         drawn: dict[int, UInt8[Tensor, "G 3 H W"]] = {}
         for index in range(len(batch.prompts)):
             if index not in drawn:
-                places = next(joined)
-                drawn |= zip(places, self._decode_places(batch, places, prior[places]), strict=True)
+                rows = next(joined)
+                drawn |= zip(rows, self._decode_prompts(batch, rows, prior[rows]), strict=True)
             yield drawn.pop(index)
 
-    def _joined_places(self, batch: PromptBatch) -> Iterator[list[int]]:
+    def _joined_prompts(self, batch: PromptBatch) -> Iterator[list[int]]:
         """Positions of the prompts to decode together, ordered by the first of each."""
         most = 1 if batch.num_sources > 0 else max(1, self._joined_size // batch.group_size)
         if most == 1:
-            yield from ([place] for place in range(len(batch.prompts)))
+            yield from ([row] for row in range(len(batch.prompts)))
             return
         by_length: dict[int, list[int]] = {}
-        for place, prompt in enumerate(batch.prompts):
-            by_length.setdefault(self._embed(prompt.prompt).shape[1], []).append(place)
+        for row, prompt in enumerate(batch.prompts):
+            by_length.setdefault(self._embed(prompt.prompt).shape[1], []).append(row)
         parts = (
-            places[start : start + most]
-            for places in by_length.values()
-            for start in range(0, len(places), most)
+            rows[start : start + most]
+            for rows in by_length.values()
+            for start in range(0, len(rows), most)
         )
         yield from sorted(parts)
 
-    def _decode_places(
-        self, batch: PromptBatch, places: list[int], prior: Int64[Tensor, "P G S4"]
+    def _decode_prompts(
+        self, batch: PromptBatch, rows: list[int], prior: Int64[Tensor, "P G S4"]
     ) -> UInt8[Tensor, "P G 3 H W"]:
-        """Decode the groups of these prompts; P is the number of places."""
-        prompts = [batch.prompts[place] for place in places]
-        seeds = [batch.decode_seeds[place] for place in places]
+        """Decode the groups of these prompts; P is the number of rows."""
+        prompts = [batch.prompts[row] for row in rows]
+        seeds = [batch.decode_seeds[row] for row in rows]
         texts = [prompt.prompt for prompt in prompts]
         # Read by every image of the group, and freed even if one fails.
-        with self._transformer.reading(self._write_sources(batch, places[0])):
+        with self._transformer.reading(self._write_sources(batch, rows[0])):
             if self._compiled is not None:
                 few = self.with_steps(min(self.steps, CHECKED_STEPS))
 

@@ -277,7 +277,7 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
 
 
 @dataclass(frozen=True)
-class Records:
+class RunContents:
     """Everything that a run has recorded, except pictures and scores.
 
     Attributes:
@@ -298,7 +298,7 @@ class Records:
     problems: tuple[Problem, ...]
 
 
-def read_records(folder: RunFolder) -> Records:
+def read_records(folder: RunFolder) -> RunContents:
     """Read the records of a run folder; whatever cannot be read becomes a problem."""
     settings = read_settings(folder)
     problems = list(settings.problems)
@@ -312,7 +312,7 @@ def read_records(folder: RunFolder) -> Records:
         bands = read_bands(folder)
     except StorageError as error:
         problems.append(_problem(folder.canaries_path, error, folder))
-    return Records(
+    return RunContents(
         folder=folder,
         settings=settings,
         metrics=dict(sorted(rows.items())),
@@ -339,7 +339,7 @@ def evaluation_key(step: int) -> str:
     return f"evaluation-{step:06d}"
 
 
-def run_data(records: Records, summary: Sequence[SummaryRow] = ()) -> dict[str, Any]:
+def run_data(records: RunContents, summary: Sequence[SummaryRow] = ()) -> dict[str, Any]:
     """Data of the whole run: its settings, its progress, and the list of data files.
 
     Args:
@@ -377,7 +377,7 @@ def _summary_row(row: SummaryRow) -> dict[str, Any]:
     return asdict(row) | ({} if math.isfinite(row.low) else {"low": None, "high": None})
 
 
-def _overview(records: Records) -> dict[str, Any]:
+def _overview(records: RunContents) -> dict[str, Any]:
     """Steps and columns of a few metrics; None where a value is missing or not finite."""
     metrics, bands = records.metrics, records.bands or {}
     of_evaluations = (f"canary/{name}" for name in bands if bands[name]["is_of_evaluations"])
@@ -389,7 +389,7 @@ def _overview(records: Records) -> dict[str, Any]:
     return {"steps": list(metrics), "values": columns}
 
 
-def steps_data(records: Records, key: str) -> dict[str, Any]:
+def steps_data(records: RunContents, key: str) -> dict[str, Any]:
     """Data of one chunk of steps: their metrics and their groups."""
     folder = records.folder
     # Supervised fine-tuning has no groups.
@@ -402,7 +402,7 @@ def steps_data(records: Records, key: str) -> dict[str, Any]:
     }
 
 
-def credit_data(records: Records, step: int) -> dict[str, Any] | None:
+def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
     """What places and pieces of the pictures of a step earned; None with credit by image.
 
     Groups go by their first picture. The credit of places is whole numbers of a `unit` that leaves
@@ -443,7 +443,7 @@ def _piece(piece: Mapping[str, Any]) -> list[Any]:
     return [piece["text"], piece["value"] > 0, *edges]
 
 
-def evaluation_data(records: Records, step: int) -> dict[str, Any]:
+def evaluation_data(records: RunContents, step: int) -> dict[str, Any]:
     """Data of one evaluation of the held-out prompts."""
     path = records.folder.evaluation_path(step)
     return _entry(records, step, path, EVALUATION_COLUMNS)
@@ -455,7 +455,7 @@ def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from pictures_of(entry.get("groups", ()))
 
 
-def _entry(records: Records, step: int, path: Path, columns: Sequence[str]) -> dict[str, Any]:
+def _entry(records: RunContents, step: int, path: Path, columns: Sequence[str]) -> dict[str, Any]:
     try:
         groups = read_groups(path, columns, records.settings.readers)
     except StorageError as error:

@@ -17,7 +17,7 @@ from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.studio.gallery.before_after import write_before_after
 from glm_grpo.studio.gallery.data import (
-    Records,
+    RunContents,
     chunk_key,
     credit_data,
     credit_key,
@@ -146,7 +146,7 @@ def _is_added(folder: RunFolder, evaluated: int, step: int) -> bool:
     return evaluated == step or not _script_path(folder, evaluation_key(evaluated)).exists()
 
 
-def _write_steps(records: Records, key: str) -> None:
+def _write_steps(records: RunContents, key: str) -> None:
     data = steps_data(records, key)
     make_thumbnails(records.folder, pictures_in(data["steps"]))
     for entry in data["steps"]:
@@ -159,7 +159,7 @@ def _write_steps(records: Records, key: str) -> None:
     _write_script(records.folder, key, data)
 
 
-def _write_evaluation(records: Records, step: int) -> None:
+def _write_evaluation(records: RunContents, step: int) -> None:
     data = evaluation_data(records, step)
     make_thumbnails(records.folder, pictures_in([data]))
     _write_script(records.folder, evaluation_key(step), data)
@@ -194,7 +194,7 @@ def _files_below(directory: Traversable, prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{entry.name}", entry.read_bytes()
 
 
-def _remove_outdated(records: Records) -> None:
+def _remove_outdated(records: RunContents) -> None:
     """Remove files of steps that no longer exist, as after resuming at an earlier step."""
     folder = records.folder
     rollouts = {step for steps in records.chunks.values() for step in steps}

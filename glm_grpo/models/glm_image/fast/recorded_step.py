@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
-from glm_grpo.models.glm_image.fast.token_step import Finish, Place, TokenStep
+from glm_grpo.models.glm_image.fast.token_step import Finish, Position, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 
 _Finished = TypeVar("_Finished")
@@ -57,8 +57,8 @@ class FixedShapesStep(TokenStep):
         """See `TokenStep`."""
         self._unwritten.index_fill_(-1, self._at, 0.0)
         cos, sin = (table.index_select(0, self._at)[0] for table in (self._cos, self._sin))
-        place = Place(self._at, (cos, sin), self._unwritten.shape[-1], has_unwritten=True)
-        hidden = self._read(token_ids, place)
+        position = Position(self._at, (cos, sin), self._unwritten.shape[-1], has_unwritten=True)
+        hidden = self._read(token_ids, position)
         self._at += 1
         return hidden
 

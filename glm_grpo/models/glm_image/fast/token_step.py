@@ -90,7 +90,7 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Position of the current tokens among the generated ones.
 
     Attributes:
@@ -178,25 +178,25 @@ class TokenStep(Step):
                 layer.grow(self._growth)
         self._unwritten[..., self._written] = 0.0
         width = self._layers[0].keys.shape[1] if self._is_growing else self._written + 1
-        place = Place(
+        position = Position(
             self._written,
             (self._cos[self._written], self._sin[self._written]),
             width,
             has_unwritten=width > self._written + 1,
         )
         self._written += 1
-        return self._read(token_ids, place)
+        return self._read(token_ids, position)
 
-    def _read(self, token_ids: Int64[Tensor, " N"], place: Place) -> Float[Tensor, "N D"]:
+    def _read(self, token_ids: Int64[Tensor, " N"], position: Position) -> Float[Tensor, "N D"]:
         hidden = self._embed(token_ids)
         for layer in self._layers:
-            queries, keys, values = self._before(layer, hidden, *place.turn, self._heads)
-            layer.write(place.at, keys=keys, values=values)
-            hidden = self._after(layer, hidden, self._attend(layer, queries, place))
+            queries, keys, values = self._before(layer, hidden, *position.turn, self._heads)
+            layer.write(position.at, keys=keys, values=values)
+            hidden = self._after(layer, hidden, self._attend(layer, queries, position))
         return self._norm(hidden)
 
     def _attend(
-        self, layer: _Layer, queries: Float[Tensor, "NK R d"], place: Place
+        self, layer: _Layer, queries: Float[Tensor, "NK R d"], position: Position
     ) -> Float[Tensor, "NK R d"]:
         to_prompt = torch.baddbmm(
             self._padding,
@@ -206,16 +206,16 @@ class TokenStep(Step):
             alpha=layer.scaling,
         )
         to_generated = torch.baddbmm(
-            self._unwritten[..., : place.width],
+            self._unwritten[..., : position.width],
             queries,
-            layer.keys[:, : place.width].transpose(1, 2),
-            beta=int(place.has_unwritten),
+            layer.keys[:, : position.width].transpose(1, 2),
+            beta=int(position.has_unwritten),
             alpha=layer.scaling,
         )
         scores = torch.cat([self._by_sample(to_prompt), to_generated], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
         on_prompt, on_generated = weights.tensor_split([to_prompt.shape[-1]], dim=-1)
-        mixed = torch.bmm(on_generated, layer.values[:, : place.width])
+        mixed = torch.bmm(on_generated, layer.values[:, : position.width])
         mixed += self._by_sample(torch.bmm(self._by_prompt(on_prompt), layer.prompt_values))
         return mixed
 
