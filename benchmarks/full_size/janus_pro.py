@@ -13,12 +13,13 @@ from transformers import JanusConfig, JanusForConditionalGeneration
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.models import made_on
 from benchmarks.full_size.scale import CONFIGS, Bench, Rows, make_batch
-from glm_grpo.config import compose_config
+from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
 from glm_grpo.models.janus_pro.family import build_policy
 from glm_grpo.models.janus_pro.loading import JanusPro, image_side
 from glm_grpo.models.janus_pro.planner import JanusProPlanner, read_sizes
+from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.models.janus_pro.prompt_inputs import PromptInputs
 from glm_grpo.plan.fit import model_settings
 from glm_grpo.plan.floors import SequenceSizes, language_work, rollout_floor, update_flops
@@ -55,12 +56,7 @@ class _Step:
         self._bench, self._config = bench, config
         with made_on(bench.device, torch.bfloat16 if is_full else torch.float32):
             model = JanusForConditionalGeneration(sizes).eval()
-        model.generation_config.bos_token_id = _BEGIN
-        model.generation_config.pad_token_id = _PAD
-        model.generation_config.generation_kwargs = {"boi_token_id": _IMAGE}
-        # Prompts are made of ids below; there is no tokenizer.
-        parts = JanusPro(model, SimpleNamespace(tokenizer=None))
-        self._policy = build_policy(config, parts, needs_reference=False)
+        self._policy = policy_on(model, config)
         self._decoder = JanusProDecoder(model.model.vqmodel)
         rollout = config.rollout
         prompts, group_size = rollout.prompts_per_step, rollout.group_size
@@ -113,22 +109,34 @@ class _Step:
         rollouts = []
         for part in self._parts:
             batch = part_of_batch(self._batch, part)
-            self._encode(batch)
+            encode_ids(self._policy, batch)
             rollouts.append(self._policy.sample(batch))
         return join_rollouts(rollouts)
 
     def _learn(self) -> None:
-        self._encode(self._batch)
+        encode_ids(self._policy, self._batch)
         for rows in torch.arange(self._sizes.images).split(self._config.train.micro_batch_size):
             replay = self._policy.replay(self._batch, self._rollout, rows)
             replay.log_probs.sum().backward()
 
-    def _encode(self, batch: PromptBatch) -> None:
-        """Give a batch prompts of random ids, all of one length."""
-        shape = (len(batch.prompts), _PROMPT_TOKENS)
-        ids = torch.randint(3, 100, shape, generator=torch.Generator().manual_seed(batch.seed))
-        ids[:, 0], ids[:, -1] = _BEGIN, _IMAGE
-        self._policy._encoded = (batch, PromptInputs(ids, torch.ones_like(ids)))
+
+def policy_on(model: JanusForConditionalGeneration, config: Config) -> JanusProPolicy:
+    """A policy around a model of random weights, without a tokenizer; see `encode_ids`."""
+    model.generation_config.bos_token_id = _BEGIN
+    model.generation_config.pad_token_id = _PAD
+    model.generation_config.generation_kwargs = {"boi_token_id": _IMAGE}
+    parts = JanusPro(model, SimpleNamespace(tokenizer=None))
+    return build_policy(config, parts, needs_reference=False)
+
+
+def encode_ids(policy: JanusProPolicy, batch: PromptBatch) -> PromptInputs:
+    """Give a batch prompts of random ids, all of one length."""
+    shape = (len(batch.prompts), _PROMPT_TOKENS)
+    ids = torch.randint(3, 100, shape, generator=torch.Generator().manual_seed(batch.seed))
+    ids[:, 0], ids[:, -1] = _BEGIN, _IMAGE
+    inputs = PromptInputs(ids, torch.ones_like(ids))
+    policy._encoded = (batch, inputs)
+    return inputs
 
 
 def _small_sizes() -> JanusConfig:

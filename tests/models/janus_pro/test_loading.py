@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glm_grpo.errors import ModelError
+from glm_grpo.models.base import Quantization
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
-from tests.janus_miniature import BEGIN, PAD
+from tests.janus_miniature import BEGIN, PAD, build_model
 
 
 @pytest.fixture
@@ -94,3 +95,26 @@ def test_the_published_template_makes_the_prompt_that_tests_use(assets_dir, load
         for each in (processor.chat_template, path.read_text())
     )
     assert ours == published == "<|User|>: a red cat\n\n<|Assistant|>:"
+
+
+@pytest.mark.long
+def test_the_layers_alone_are_stored_in_4_bits(
+    build_janus_policy, janus_batch, loaded_janus, monkeypatch, tmp_path
+):
+    module = pytest.importorskip("bitsandbytes")
+    # See tests/models/glm_image/test_quantization.py.
+    monkeypatch.setattr(module.nn.modules, "has_avx512bf16", lambda: False)
+    build_model(width=128).save_pretrained(tmp_path)
+    loaded_janus.processor.save_pretrained(tmp_path)
+    four_bits = Quantization(language="nf4")
+    parts = load_pipeline(str(tmp_path), dtype=torch.bfloat16, quantization=four_bits)
+
+    quantised = [
+        name for name, each in parts.model.named_modules() if isinstance(each, module.nn.Linear4bit)
+    ]
+    assert len(quantised) == 2 * 7
+    assert all(name.startswith("model.language_model.layers.") for name in quantised)
+    policy = build_janus_policy(parts, adapter_rank=4)
+    rollout = policy.sample(janus_batch)
+    replay = policy.replay(janus_batch, rollout, torch.arange(9)).log_probs
+    assert (replay - rollout.log_probs.flatten(0, 1)).abs().mean() < 5e-2
