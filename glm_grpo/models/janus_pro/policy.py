@@ -7,6 +7,8 @@ guidance. Generation head, aligner and embeddings are always frozen.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
@@ -24,7 +26,8 @@ from glm_grpo.models.janus_pro.prompt_inputs import (
     picture_tokens,
     special_ids,
 )
-from glm_grpo.models.janus_pro.sampling import sample_rollout
+from glm_grpo.models.janus_pro.sampling import draw_next, sample_rollout
+from glm_grpo.models.janus_pro.token_step import ChosenStep, StepBuilder
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 from rewards.parts import Grid
 
@@ -72,6 +75,7 @@ class JanusProPolicy(AdaptedPolicy):
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         network = JanusNetwork(model, temperature=temperature, guidance_scale=guidance_scale)
         network.has_entropy_gradient = has_entropy_gradient
+        self._build_step: StepBuilder = ChosenStep(partial(draw_next, network, truncation))
         super().__init__(
             model,
             network,
@@ -156,6 +160,7 @@ class JanusProPolicy(AdaptedPolicy):
             num_tokens=self.tokens_per_image(batch),
             truncation=self._truncation,
             phase=phase,
+            build_step=self._build_step,
             count=count,
         )
 

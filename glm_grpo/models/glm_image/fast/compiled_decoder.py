@@ -11,7 +11,7 @@ from diffusers import AutoencoderKL, GlmImageTransformer2DModel
 from jaxtyping import Float
 from torch import Tensor
 
-from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
+from glm_grpo.models.compiling import COMPILING, reason_of
 
 CHECKED_STEPS = 4
 """Most denoising steps of the compared images, because rounding grows with every step."""

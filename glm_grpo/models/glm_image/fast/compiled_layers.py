@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GlmImageTextModel
 from transformers.models.glm_image.modeling_glm_image import GlmImageTextDecoderLayer
 
-from glm_grpo.models.glm_image.fast.compiling import COMPILING, reason_of
+from glm_grpo.models.compiling import COMPILING, reason_of
 from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}

@@ -6,18 +6,17 @@ Launching its thousands of small operations one by one takes longer than running
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
 from glm_grpo.models.glm_image.fast.token_step import Finish, Position, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from glm_grpo.models.recording import Recording
 
 _Finished = TypeVar("_Finished")
 
@@ -69,52 +68,16 @@ class RecordedStep(FixedShapesStep):
     Arguments as in `TokenStep`.
     """
 
-    _recorded: _Recording | None = None
+    _recorded: Recording | None = None
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """See `TokenStep`."""
         if self._recorded is None:
-            self._recorded = _Recording(super().__call__)
+            self._recorded = Recording(super().__call__)
         hidden: Tensor = self._recorded(token_ids)
         return hidden
 
     def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
         """See `Step`."""
         read = super().__call__
-        return _Recording(lambda token_ids, uniforms: finish(read(token_ids), uniforms))
-
-
-class _Recording:
-    """Work on tensors that runs at the first call, is recorded at the second, and then replayed."""
-
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work = work
-        self._inputs: tuple[Tensor, ...] | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: Any = None
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        stream = _recording_stream(inputs[0].device)
-        if self._inputs is None:
-            self._inputs = tuple(each.clone() for each in inputs)
-            # Libraries allocate memory and choose kernels at first, which cannot be recorded.
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                outputs = self._work(*self._inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            return tree_map_only(Tensor, Tensor.clone, outputs)
-        for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given)
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            # Reward terms may use the accelerator in other threads meanwhile.
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._outputs = self._work(*self._inputs)
-        self._graph.replay()
-        return tree_map_only(Tensor, Tensor.clone, self._outputs)
-
-
-@cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """A single stream, because libraries keep memory for every stream they have worked on."""
-    return torch.cuda.Stream(device)
+        return Recording(lambda token_ids, uniforms: finish(read(token_ids), uniforms))

@@ -12,13 +12,10 @@ from torch import Tensor
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from glm_grpo.models.glm_image.fast.compiling import reason_of
+from glm_grpo.models.compiling import STEP_TOLERANCES, reason_of
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.token_step import Finish, Step, TokenStep
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
-
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest difference of hidden states, as a fraction of the largest one, by their dtype."""
 
 _CHECKED_TOKENS = 3
 """Tokens to compare. The first reads only the prompt; the others also generated tokens."""
@@ -161,7 +158,7 @@ def _difference(
     # Layers of another version of transformers, or no compiler.
     except Exception as error:
         return reason_of(error)
-    return "" if gap <= TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"
+    return "" if gap <= STEP_TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"
 
 
 class ChosenStep:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
-from glm_grpo.models.glm_image.fast.compiling import COMPILING
+from glm_grpo.models.compiling import COMPILING
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.lora import AdaptedLinear, add_adapter, half_factors
 

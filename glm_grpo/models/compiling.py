@@ -1,13 +1,19 @@
-"""Shared by the compiled networks: options of Inductor, and reasons to fall back."""
+"""Shared by faster forms of networks: options of Inductor, tolerances, reasons to fall back."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from rewards.out_of_memory import is_out_of_memory
 
 COMPILING: dict[str, Any] = {"emulate_precision_casts": True}
 """Options of Inductor. Fused operations then round to bf16 where eager ones do."""
+
+STEP_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest difference of hidden states of a token step from those of the eager one, as a fraction of
+the largest one, by their dtype."""
 
 _LONGEST = 200
 """Characters of a compiler's message to show."""
