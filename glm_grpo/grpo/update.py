@@ -4,80 +4,36 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from glm_grpo.config.losses import AnyLoss
-from glm_grpo.errors import ConfigError
-from glm_grpo.grpo.losses import LossInputs, effective_sample_size, grpo_loss
+from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.minibatches import MicroBatch, Split, split_experience, split_targets
+from glm_grpo.grpo.policy import PolicyForUpdate, Replay
 from glm_grpo.grpo.strategy import Strategy
+from glm_grpo.grpo.supervised import SFT_METRICS, learn_targets
+from glm_grpo.grpo.update_metrics import (
+    LossTerm,
+    by_stage,
+    join_parts,
+    refuse_other_metrics,
+    replay_gap,
+    weighted,
+)
 from glm_grpo.types import (
     Count,
     Experience,
     OffPolicyCorrection,
-    PromptBatch,
-    Rollout,
     TargetTokens,
     not_counted,
 )
-
-_SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")
-
-_SFT_METRICS = {
-    "cross_entropy": "sft/cross_entropy",
-    "cross_entropy/preview": "sft/cross_entropy/preview",
-    "cross_entropy/target": "sft/cross_entropy/target",
-    "entropy": "policy/entropy",
-    "outside_codebook": "policy/outside_codebook",
-}
-"""Names of the metrics of a supervised step by the key that `_learn_targets` returns."""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The policy's current scores of tokens that were sampled before.
-
-    Attributes:
-        log_probs: Log-probabilities (natural) under the distribution the tokens were drawn from;
-            with gradient.
-        entropy: Entropy of that distribution at each token, nats; with gradient if the policy was
-            built to provide one.
-        outside_codebook: Total probability of tokens that are not part of an image, which sampling
-            and replay exclude, in [0, 1).
-        num_preview: Number of preview tokens at the start of each sequence; 0 if there is no
-            preview.
-    """
-
-    log_probs: Float32[Tensor, "N T"]
-    entropy: Float32[Tensor, "N T"]
-    outside_codebook: Float32[Tensor, "N T"]
-    num_preview: int = 0
-
-
-@runtime_checkable
-class PolicyForUpdate(Protocol):
-    """What an update needs from a policy. Rows index the flattened P * G axis."""
-
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        """Score the tokens of these rows, with gradient."""
-        ...
-
-    def reference_log_probs(
-        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
-    ) -> Float32[Tensor, "N T"]:
-        """Score the tokens of these rows under the reference policy, without gradient."""
-        ...
-
-    def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        """Parameters that the optimizer updates, and whose gradient is clipped."""
-        ...
 
 
 @runtime_checkable
@@ -225,12 +181,12 @@ def update_policy(
         )
         loss, metrics = term.loss, dict(term.means)
         if targets is not None:
-            sft = _learn_targets(trainee, targets, of_targets)
+            sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
             loss += sft.loss
             metrics["anchor/cross_entropy"] = sft.means["cross_entropy"]
             metrics["anchor/weight"] = targets.weight
         names = names or {*metrics}
-        _refuse_other_metrics(metrics, names)
+        refuse_other_metrics(metrics, names)
         if reports:
             metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
         is_noise = (
@@ -300,8 +256,8 @@ def update_on_targets(
     reports = []
     for micro_batches in minibatches * settings.updates_per_rollout:
         trainee.optimizer.zero_grad(set_to_none=True)
-        term = _learn_targets(trainee, targets, micro_batches)
-        metrics = {_SFT_METRICS[name]: value for name, value in term.means.items()}
+        term = learn_targets(trainee.policy, trainee.strategy, targets, micro_batches)
+        metrics = {SFT_METRICS[name]: value for name, value in term.means.items()}
         report, _ = _step_optimizer(trainee, term.loss, metrics, settings)
         reports.append(report)
     return reports
@@ -358,60 +314,6 @@ def _is_noise_alone(
     return loss.weighs_no_more_than_kl and is_to_itself
 
 
-@dataclass(frozen=True)
-class _Term:
-    """A term of the loss of a minibatch, whose gradient is accumulated.
-
-    Attributes:
-        loss: Its value over all processes; 0 for the SFT term of no target images.
-        means: Metrics over the tokens of all processes; NaN if there are none.
-    """
-
-    loss: float
-    means: Mapping[str, float]
-
-
-def _learn_targets(
-    trainee: Trainee, targets: TargetTokens, micro_batches: Sequence[MicroBatch]
-) -> _Term:
-    """Accumulate the gradient of the SFT term of a minibatch."""
-    if not micro_batches:
-        return _Term(0.0, dict.fromkeys(_SFT_METRICS, math.nan))
-    parts = []
-    for micro_batch in micro_batches:
-        with trainee.strategy.accumulation(is_last=micro_batch is micro_batches[-1]):
-            parts.append(_backward_targets(trainee, targets, micro_batch))
-    own = [math.fsum(part[name] for part in parts) for name in _SFT_METRICS]
-    everyone = zip(*trainee.strategy.gather(own), strict=True)
-    means = dict(zip(_SFT_METRICS, map(math.fsum, everyone), strict=True))
-    return _Term(targets.weight * means["cross_entropy"], means)
-
-
-def _backward_targets(
-    trainee: Trainee, targets: TargetTokens, micro_batch: MicroBatch
-) -> dict[str, float]:
-    """Accumulate the gradient of some target images; returns their part of the means."""
-    rollout = Rollout(
-        token_ids=targets.token_ids.unsqueeze(1),
-        log_probs=torch.zeros(len(targets.token_ids), 1, targets.token_ids.shape[1]),
-        sampling_mask=None,
-    )
-    replay = trainee.policy.replay(targets.prompts, rollout, micro_batch.rows)
-    cross_entropy = -replay.log_probs.mean() * micro_batch.fraction
-    strategy = trainee.strategy
-    strategy.backward(cross_entropy * (targets.weight * strategy.num_processes))
-    nats = -replay.log_probs.detach()
-    means = {
-        "cross_entropy": nats,
-        # NaN for images that are generated without a preview, such as edits.
-        "cross_entropy/preview": nats[:, : replay.num_preview],
-        "cross_entropy/target": nats[:, replay.num_preview :],
-        "entropy": replay.entropy.detach(),
-        "outside_codebook": replay.outside_codebook,
-    }
-    return _weighted(means, micro_batch.fraction)
-
-
 def _with_reference(
     policy: PolicyForUpdate,
     experience: Experience,
@@ -440,7 +342,7 @@ def _learn_samples(
     *,
     is_last_term: bool,
     count: Callable[[], object],
-) -> _Term:
+) -> LossTerm:
     """Accumulate the gradient of the loss of a minibatch's sampled tokens."""
     parts = []
     for micro_batch in micro_batches:
@@ -449,14 +351,14 @@ def _learn_samples(
             parts.append(
                 _backward_samples(trainee.policy, trainee.strategy, experience, micro_batch, loss)
             )
-        _refuse_other_metrics(parts[-1].means, parts[0].means)
+        refuse_other_metrics(parts[-1].means, parts[0].means)
         count()
     replayed = [
         part
         for part, micro_batch in zip(parts, micro_batches, strict=True)
         if micro_batch.replayed_fraction > 0
     ]
-    return _joined(replayed, [*parts[0].means], trainee.strategy)
+    return join_parts(replayed, [*parts[0].means], trainee.strategy)
 
 
 def _backward_samples(
@@ -465,7 +367,7 @@ def _backward_samples(
     experience: Experience,
     micro_batch: MicroBatch,
     loss: AnyLoss,
-) -> _Term:
+) -> LossTerm:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
 
     Returns:
@@ -483,18 +385,14 @@ def _backward_samples(
         "policy/entropy": replay.entropy.detach(),
         "policy/log_prob": log_probs,
         "policy/outside_codebook": replay.outside_codebook,
-        "policy/replay_gap": _replay_gap(log_probs, inputs.old_log_probs, inputs.correction),
+        "policy/replay_gap": replay_gap(log_probs, inputs.old_log_probs, inputs.correction),
     }
-    metrics = {**metrics, **_by_stage(metrics, replay.num_preview)}
+    metrics = {**metrics, **by_stage(metrics, replay.num_preview)}
     means = {
-        **_weighted(metrics, micro_batch.replayed_fraction),
-        **_weighted(output.terms, micro_batch.fraction),
+        **weighted(metrics, micro_batch.replayed_fraction),
+        **weighted(output.terms, micro_batch.fraction),
     }
-    return _Term(micro_batch.fraction * float(output.total.detach().double()), means)
-
-
-def _weighted(metrics: Mapping[str, Tensor], fraction: float) -> dict[str, float]:
-    return {name: fraction * float(value.double().mean()) for name, value in metrics.items()}
+    return LossTerm(micro_batch.fraction * float(output.total.detach().double()), means)
 
 
 def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Replay) -> LossInputs:
@@ -518,57 +416,3 @@ def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Repl
         entropy=replay.entropy,
         num_preview=replay.num_preview,
     )
-
-
-def _refuse_other_metrics(metrics: Mapping[str, float], names: Collection[str]) -> None:
-    """Refuse varying metrics of a custom loss: a mean over the step needs them in every call."""
-    for name in sorted({*metrics} ^ {*names}):
-        raise ConfigError(
-            f"loss.function: metric {name!r} was not reported by every call of a step; report the "
-            "same metrics each time, with torch.nan where one has no value (the step's mean is "
-            "then NaN)"
-        )
-
-
-def _by_stage(metrics: Mapping[str, Tensor], num_preview: int) -> dict[str, Tensor]:
-    """Split token metrics into preview and target, for images that have both."""
-    found = {}
-    for name in _SHOWN_BY_STAGE:
-        tokens = metrics.get(name)
-        # A custom loss may report a scalar under this name.
-        if tokens is not None and tokens.ndim == 2 and 0 < num_preview < tokens.shape[1]:
-            found[f"{name.removesuffix('_tokens')}/preview"] = tokens[:, :num_preview]
-            found[f"{name.removesuffix('_tokens')}/target"] = tokens[:, num_preview:]
-    return found
-
-
-def _joined(parts: Sequence[_Term], names: Sequence[str], strategy: Strategy) -> _Term:
-    """The term over the sequences of all processes, from its parts in micro-batches."""
-    own = torch.tensor(
-        [[part.loss, *(part.means[name] for name in names)] for part in parts], dtype=torch.float64
-    ).reshape(len(parts), 1 + len(names))
-    everyone = torch.tensor(strategy.gather(own.sum(dim=0).tolist()), dtype=torch.float64)
-    loss, *values = everyone.sum(dim=0).tolist()
-    means = dict(zip(names, values, strict=True))
-    means.pop("kl/reference_tokens", None)
-    mean_square = means.pop("ratio/mean_square", None)
-    if mean_square is not None:
-        size = effective_sample_size(means["ratio/mean"], mean_square)
-        means["ratio/effective_sample_size"] = size
-    log_ratio = means.pop("ratio/sequence_log", None)
-    if log_ratio is not None:
-        variance = means.pop("ratio/sequence_log_square") - log_ratio**2
-        means["ratio/sequence_std"] = math.sqrt(max(0.0, variance))
-    return _Term(loss, means)
-
-
-def _replay_gap(
-    log_probs: Float32[Tensor, "N T"],
-    old_log_probs: Float32[Tensor, "N T"],
-    correction: OffPolicyCorrection | None,
-) -> Float32[Tensor, "N T"]:
-    # A policy that has changed since it sampled differs for that reason, which says nothing about
-    # how well replay repeats sampling.
-    if correction is not None:
-        return torch.full_like(log_probs, torch.nan)
-    return (log_probs - old_log_probs).abs()

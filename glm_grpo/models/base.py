@@ -15,7 +15,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.grpo.credit import TokenPlaces
-from glm_grpo.grpo.update import PolicyForUpdate
+from glm_grpo.grpo.policy import PolicyForUpdate
 from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
 
 Preview = Literal["zeros", "encode", "repeat"]

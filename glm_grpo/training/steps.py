@@ -9,12 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource, part_of_batch, prompts_at
-from glm_grpo.grpo.update import (
-    UpdateReport,
-    UpdateSettings,
-    update_on_targets,
-    update_policy,
-)
+from glm_grpo.grpo.update import UpdateReport, UpdateSettings, update_on_targets, update_policy
 from glm_grpo.training.batches import build_batch, build_spares
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes

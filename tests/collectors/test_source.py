@@ -30,7 +30,7 @@ from glm_grpo.collectors.source import (
     AsynchronousSource,
 )
 from glm_grpo.errors import CollectorError, MemoryLimitError
-from glm_grpo.grpo.update import Replay
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout

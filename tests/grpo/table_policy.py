@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.grpo.update import Replay, Trainee, UpdateReport, UpdateSettings, update_policy
+from glm_grpo.grpo.policy import Replay
+from glm_grpo.grpo.update import Trainee, UpdateReport, UpdateSettings, update_policy
 from glm_grpo.types import (
     Advantages,
     Experience,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import (
-    Replay,
     Trainee,
     UpdateReport,
     UpdateSettings,

@@ -21,7 +21,7 @@ from glm_grpo.builders.prompts import Prompts
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import HackingError, MemoryLimitError, NonFiniteError, StorageError
-from glm_grpo.grpo.update import Replay
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from glm_grpo.grpo.credit import TokenPlaces, token_places
-from glm_grpo.grpo.update import Replay
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import UNTRUNCATED, Truncation

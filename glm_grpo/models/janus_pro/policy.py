@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.grpo.credit import TokenPlaces, token_places
-from glm_grpo.grpo.update import Replay
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import UNTRUNCATED, Truncation

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, NonFiniteError
+from glm_grpo.grpo.policy import PolicyForUpdate
 from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signals
-from glm_grpo.grpo.update import PolicyForUpdate, policy_gradient
+from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.output import describe_bytes
 from glm_grpo.training.collect import with_advantages
 from glm_grpo.training.phase import Models, replay_size

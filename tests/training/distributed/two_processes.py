@@ -18,8 +18,9 @@ from torch import nn
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.grpo.update import Replay, Trainee, UpdateSettings, update_policy
+from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
 from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
