@@ -109,15 +109,15 @@ class Advantages:
         is_flat: True if all G rewards of a prompt are equal.
         tokens: Advantages of single tokens, with zero mean in every group at every token; None with
             credit by image, where all tokens have the advantage of their image.
-        places: What each place of a picture, on the grid of its tokens, contributed to the total by
-            all terms that say so, less the mean of its group; reward units, exactly 0 in flat
-            groups. None with credit by image.
+        place_credit: What each place of a picture, on the grid of its tokens, contributed to the
+            total by all terms that say so, less the mean of its group; reward units, exactly 0 in
+            flat groups. None with credit by image.
     """
 
     values: Float32[Tensor, "P G"]
     is_flat: Bool[Tensor, " P"]
     tokens: Float32[Tensor, "P G T"] | None = None
-    places: Float32[Tensor, "P G h w"] | None = None
+    place_credit: Float32[Tensor, "P G h w"] | None = None
 
     def is_learned_from(self) -> Bool[Tensor, "P G"]:
         """Whether an advantage of the image, or of one of its tokens, is not 0."""

@@ -133,11 +133,8 @@ def token_advantages(
     by_group = normalization == "group_std"
     wanted, found = (_mean_square(each, by_group) for each in (centred / divided_by, tokens))
     tokens = tokens * _ratio(wanted, found)[..., None, None]
-    return replace(
-        images,
-        tokens=bounded(tokens, clip).float(),
-        places=parts.sum(dim=2).unflatten(-1, (places.grid.rows, places.grid.columns)).float(),
-    )
+    on_grid = parts.sum(dim=2).unflatten(-1, (places.grid.rows, places.grid.columns))
+    return replace(images, tokens=bounded(tokens, clip).float(), place_credit=on_grid.float())
 
 
 def _scaled(

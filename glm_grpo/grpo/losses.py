@@ -121,7 +121,7 @@ def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
     return LossOutput(loss.mean(), metrics)
 
 
-def top_entropy_weights(inputs: LossInputs, part: float) -> Float32[Tensor, "N T"]:
+def top_entropy_weights(inputs: LossInputs, quantile: float) -> Float32[Tensor, "N T"]:
     """1 at the highest-entropy tokens of each sequence (at least one), 0 at the others.
 
     Selected per sequence rather than per batch, so that the result does not depend on micro-batches
@@ -130,7 +130,7 @@ def top_entropy_weights(inputs: LossInputs, part: float) -> Float32[Tensor, "N T
     if inputs.entropy is None:
         raise ValueError("top_entropy_quantile without entropy: pass the entropy of the replay")
     entropy = inputs.entropy.detach()
-    highest = entropy.topk(max(1, math.ceil(part * entropy.shape[1])), dim=1).indices
+    highest = entropy.topk(max(1, math.ceil(quantile * entropy.shape[1])), dim=1).indices
     return torch.zeros_like(entropy).scatter(1, highest, 1.0)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float32
@@ -16,21 +17,23 @@ from torch import Tensor, nn
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.lora import adapt
 
+Sequences = TypeVar("Sequences")
+Network = TypeVar("Network", bound="PolicyNetwork[Any]")
 
-@runtime_checkable
-class PolicyNetwork(Protocol):
-    """The module that an `AdaptedPolicy` trains.
+
+class PolicyNetwork(nn.Module, Generic[Sequences]):
+    """The module that an `AdaptedPolicy` trains, and that engines wrap or shard.
 
     Calling it with the fields of a family's sequences returns log-probs, entropies and the mass
     outside the codebook, as plain tensors.
     """
 
-    def log_probs(self, sequences: Any) -> Float32[Tensor, "N T"]:
+    def log_probs(self, sequences: Sequences) -> Float32[Tensor, "N T"]:
         """Only the log-probabilities, without gradient."""
-        ...
+        raise NotImplementedError
 
 
-class AdaptedPolicy:
+class AdaptedPolicy(Generic[Network]):
     """The weights of a `Policy`, which documents the methods: adapters, or a network in full.
 
     The reference is the same model with its adapters switched off; of a network trained in full it
@@ -51,7 +54,7 @@ class AdaptedPolicy:
     def __init__(
         self,
         model: Any,
-        network: Any,
+        network: Network,
         *,
         trained: nn.Module,
         adapted_modules: str,
@@ -64,7 +67,7 @@ class AdaptedPolicy:
         self.model = model
         self.network = network
         self._adapted: PeftModel | None = None
-        self._reference: Any = None
+        self._reference: Network | None = None
         self._reference_adapter: dict[str, Tensor] = {}
         self._is_reference_moved = False
         self._wrapped: nn.Module = network
@@ -96,6 +99,18 @@ class AdaptedPolicy:
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         """See `Policy`."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    @contextmanager
+    def replaying(self, language_model: nn.Module) -> Iterator[None]:
+        """Recompute activations in the backward pass, if that is wanted, of what runs inside.
+
+        Only a module in training mode recomputes them; there is no dropout to switch on.
+        """
+        language_model.train(torch.is_grad_enabled())
+        try:
+            yield
+        finally:
+            language_model.eval()
 
     def reference_modules(self) -> tuple[nn.Module, ...]:
         """The frozen copy for the KL; empty with adapters or without KL."""

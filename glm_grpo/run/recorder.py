@@ -311,7 +311,7 @@ def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
 def _place_columns(experience: Experience) -> dict[str, pyarrow.Array]:
     """What places and letters earned; nothing with credit by image."""
     columns = {}
-    places = experience.advantages.places
+    places = experience.advantages.place_credit
     if places is not None:
         # Infinity would be no credit.
         halves = places.flatten(0, 1).clamp(-_LARGEST_HALF, _LARGEST_HALF).half().numpy()

@@ -204,25 +204,25 @@ def placed_advantages(
 def _own_rows(advantages: Advantages, counts: Sequence[int], rank: int) -> Advantages:
     """Groups of one process, from those of all in rank order."""
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    tokens, places = advantages.tokens, advantages.places
+    tokens, place_credit = advantages.tokens, advantages.place_credit
     return Advantages(
         advantages.values[own],
         advantages.is_flat[own],
         None if tokens is None else tokens[own],
-        None if places is None else places[own],
+        None if place_credit is None else place_credit[own],
     )
 
 
 def _reference_log_probs(
-    models: Models, batch: PromptBatch, rollout: Rollout, rows: int, clock: PhaseClock
+    models: Models, batch: PromptBatch, rollout: Rollout, micro_batch_size: int, clock: PhaseClock
 ) -> Float32[Tensor, "P G T"]:
-    """Log-probs of the sampled tokens under the reference policy, `rows` sequences at a time."""
+    """Log-probs of the sampled tokens under the reference policy."""
     shape = rollout.token_ids.shape[:2]
-    with models.phase("update", replay_size(batch, models.policy, rows), clock):
+    with models.phase("update", replay_size(batch, models.policy, micro_batch_size), clock):
         parts = []
-        groups = torch.arange(shape.numel()).split(rows)
-        for done, part in enumerate(groups, start=1):
-            parts.append(models.policy.reference_log_probs(batch, rollout, part).cpu())
-            clock.count(done, len(groups))
+        micro_batches = torch.arange(shape.numel()).split(micro_batch_size)
+        for done, rows in enumerate(micro_batches, start=1):
+            parts.append(models.policy.reference_log_probs(batch, rollout, rows).cpu())
+            clock.count(done, len(micro_batches))
     log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
     return log_probs

@@ -37,7 +37,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
             torch.cat([part.advantages.values for part in parts]),
             torch.cat([part.advantages.is_flat for part in parts]),
             _cat_if_any([part.advantages.tokens for part in parts]),
-            _cat_if_any([part.advantages.places for part in parts]),
+            _cat_if_any([part.advantages.place_credit for part in parts]),
         ),
         reference_log_probs=_cat_if_any([part.reference_log_probs for part in parts]),
         trained=None if first.trained is None else _join_trained(parts),

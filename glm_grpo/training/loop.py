@@ -1,4 +1,4 @@
-"""The algorithm: GRPO on the AR policy of an AR-plus-diffusion model.
+"""Run steps; evaluate, save and stop when it is time.
 
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
 the pictures, turns scores into advantages inside each group, and takes `updates_per_rollout`

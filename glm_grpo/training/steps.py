@@ -141,14 +141,14 @@ class RewardStep:
 
     def _check_replay(self, experience: Experience, clock: PhaseClock) -> None:
         """Check that sampling and replay agree before anything is learned."""
-        rows, policy = self.config.train.micro_batch_size, self.models.policy
+        size, policy = self.config.train.micro_batch_size, self.models.policy
         clock.announce("self-check")
         with (
             self.learner.strategy.full_parameters(),
             self.processes.together(),
-            self.models.phase("update", replay_size(experience.prompts, policy, rows)),
+            self.models.phase("update", replay_size(experience.prompts, policy, size)),
         ):
-            report = check_replay(policy, experience, rows=rows)
+            report = check_replay(policy, experience, rows=size)
         logger.info(
             "self-check passed: %d tokens per grid, replay gap %.1e nats (largest %.1e)",
             experience.rollout.token_ids.shape[-1],

@@ -14,7 +14,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from glm_grpo.models.glm_image.network import PolicyNetwork
+from glm_grpo.models.glm_image.network import GlmImageNetwork
 from tests.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,5 +71,5 @@ def test_shards_are_put_together_layer_by_layer() -> None:
     loaded = load_config_from_file(str(ROOT / "configs" / "accelerate" / "fsdp2.yaml"))
     assert loaded.distributed_type == DistributedType.FSDP
     assert [loaded.fsdp_config["fsdp_transformer_layer_cls_to_wrap"]] == (
-        PolicyNetwork._no_split_modules
+        GlmImageNetwork._no_split_modules
     )

@@ -172,10 +172,12 @@ def test_places_are_what_each_contributed_less_the_mean_of_the_group() -> None:
     found = token_advantages(
         rewards, placed, token_places((TWO_BY_TWO,), TWO_BY_TWO), later=0.2, **GRPO
     )
-    assert found.places is not None
+    assert found.place_credit is not None
     # (5, 1, 3, 0) and (0, 2, 6, 4), less (2.5, 1.5, 4.5, 2).
     half = torch.tensor([[2.5, -0.5], [-1.5, -2.0]])
-    assert found.places.equal(torch.stack([half, -half, 0 * half, 0 * half]).reshape(2, 2, 2, 2))
+    assert found.place_credit.equal(
+        torch.stack([half, -half, 0 * half, 0 * half]).reshape(2, 2, 2, 2)
+    )
 
 
 def test_a_penalty_is_credit_of_the_whole_image() -> None:

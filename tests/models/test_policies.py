@@ -13,6 +13,8 @@ from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image import sampling as glm_image_sampling
 from glm_grpo.models.janus_pro import sampling as janus_pro_sampling
 
+pytestmark = pytest.mark.usefixtures("small_preview")
+
 ROWS = torch.tensor([0, 2, 4, 5])
 """Of prompts x 3 samples: two of each of the first prompts."""
 
@@ -44,7 +46,7 @@ def batch(family, batch, janus_batch):
     ],
 )
 def test_replayed_log_probs_equal_sampled_ones(
-    make_policy, batch, truncation, temperature, adapter_rank, small_preview
+    make_policy, batch, truncation, temperature, adapter_rank
 ):
     batch = replace(batch, height=96, width=160)
     policy = make_policy(temperature=temperature, adapter_rank=adapter_rank, truncation=truncation)
@@ -55,7 +57,7 @@ def test_replayed_log_probs_equal_sampled_ones(
     assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-4)
 
 
-def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch, small_preview):
+def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch):
     policy = make_policy()
     rollout = policy.sample(batch)
 
@@ -66,7 +68,7 @@ def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch, small_p
     assert not torch.equal(rollout.token_ids[:, 0], rollout.token_ids[:, 1])
 
 
-def test_logits_that_are_not_finite_draw_no_token(make_policy, batch, small_preview):
+def test_logits_that_are_not_finite_draw_no_token(make_policy, batch):
     policy = make_policy()
     with torch.no_grad():
         policy.model.model.language_model.norm.weight[3] = torch.nan
@@ -75,7 +77,7 @@ def test_logits_that_are_not_finite_draw_no_token(make_policy, batch, small_prev
         policy.sample(batch)
 
 
-def test_sample_is_a_function_of_the_seed(make_policy, batch, small_preview):
+def test_sample_is_a_function_of_the_seed(make_policy, batch):
     policy = make_policy()
     first = policy.sample(batch)
     again = policy.sample(batch)
@@ -86,7 +88,7 @@ def test_sample_is_a_function_of_the_seed(make_policy, batch, small_preview):
     assert not torch.equal(first.token_ids, other.token_ids)
 
 
-def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch, small_preview):
+def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch):
     policy = make_policy()
     together = policy.sample(batch)
     alone = replace(batch, prompts=batch.prompts[:1], decode_seeds=batch.decode_seeds[:1])
@@ -97,7 +99,7 @@ def test_sample_of_a_prompt_does_not_depend_on_its_neighbours(make_policy, batch
     assert torch.allclose(single.log_probs[0], together.log_probs[0], atol=1e-4)
 
 
-def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch, small_preview):
+def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch):
     rollout = make_policy(truncation=Truncation(top_k=7)).sample(batch)
 
     assert rollout.sampling_mask is not None
@@ -105,7 +107,7 @@ def test_truncated_tokens_lie_in_the_kept_set(make_policy, batch, small_preview)
     assert rollout.sampling_mask.gather(-1, rollout.token_ids.unsqueeze(-1)).all()
 
 
-def test_sample_returns_tensors_that_autograd_takes(make_policy, batch, small_preview):
+def test_sample_returns_tensors_that_autograd_takes(make_policy, batch):
     rollout = make_policy(truncation=Truncation(top_k=3)).sample(batch)
 
     factor = torch.ones((), requires_grad=True)
@@ -118,9 +120,7 @@ def test_sample_returns_tensors_that_autograd_takes(make_policy, batch, small_pr
     )
 
 
-def test_prompts_read_one_at_a_time_are_those_read_at_once(
-    make_policy, batch, monkeypatch, small_preview
-):
+def test_prompts_read_one_at_a_time_are_those_read_at_once(make_policy, batch, monkeypatch):
     policy = make_policy()
     expected = policy.sample(batch)
     for sampling in (glm_image_sampling, janus_pro_sampling):
@@ -132,7 +132,7 @@ def test_prompts_read_one_at_a_time_are_those_read_at_once(
     assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
 
-def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch, small_preview):
+def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch):
     policy = make_policy(truncation=Truncation(top_k=2))
     truncated = policy.sample(batch)
 
@@ -143,7 +143,7 @@ def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch,
     assert float(entropy.max()) <= 0.6932
 
 
-def test_checkpointed_gradient_equals_the_plain_one(make_policy, batch, small_preview):
+def test_checkpointed_gradient_equals_the_plain_one(make_policy, batch):
     policy = make_policy()
     rollout = policy.sample(batch)
     policy.replay(batch, rollout, ROWS).log_probs.mean().backward()
@@ -158,7 +158,7 @@ def test_checkpointed_gradient_equals_the_plain_one(make_policy, batch, small_pr
 
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])
-def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank, small_preview):
+def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
     rollout = policy.sample(batch)
     sampled = rollout.log_probs.flatten(0, 1)[ROWS]
@@ -173,7 +173,7 @@ def test_reference_stays_while_the_policy_moves(make_policy, batch, adapter_rank
 
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])
-def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank, small_preview):
+def test_state_tensors_restore_the_policy(make_policy, batch, adapter_rank):
     policy = make_policy(adapter_rank=adapter_rank)
     rollout = policy.sample(batch)
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_state_tensors_of_another_model_are_refused(make_policy):
 
 
 @pytest.fixture(params=[None, 4], ids=["full", "adapters"])
-def moved(request, make_policy, batch, small_preview):
+def moved(request, make_policy, batch):
     """A policy that has moved, and what it drew before."""
     policy = make_policy(adapter_rank=request.param, needs_reference=True)
     rollout = policy.sample(batch)

@@ -144,7 +144,7 @@ def test_record_rollout_stores_what_places_and_letters_earned(tmp_path: Path) ->
     letter = Piece(0.25, 1.5, 2.0, 3.0, 4.0, "<")
     experience = replace(
         experience,
-        advantages=replace(experience.advantages, places=places[None].repeat(2, 1, 1, 1)),
+        advantages=replace(experience.advantages, place_credit=places[None].repeat(2, 1, 1, 1)),
         rewards=replace(experience.rewards, pieces={"lpips": (((letter, letter), ()), ())}),
     )
     record_rollout(make_recorder(tmp_path), experience, 10)

@@ -409,9 +409,9 @@ def test_processes_give_the_credit_that_one_gives(normalization: str, combine: M
         assert found.values.equal(whole.values[rows])
         assert found.tokens is not None
         assert found.tokens.equal(whole.tokens[rows])
-        assert found.places is not None
-        assert whole.places is not None
-        assert found.places.equal(whole.places[rows])
+        assert found.place_credit is not None
+        assert whole.place_credit is not None
+        assert found.place_credit.equal(whole.place_credit[rows])
 
 
 def test_a_policy_that_is_the_reference_loses_no_reward_to_rounding() -> None:
@@ -478,5 +478,5 @@ def test_joined_experiences_keep_what_places_earned() -> None:
     # The second group differs by 10 levels at the left; the first is flat.
     right = [0.0, 0.0]
     group = [[[-5.0, *right]], [[5.0, *right]]]
-    assert whole.advantages.places is not None
-    assert whole.advantages.places.tolist() == [[[[0.0, *right]]] * 2, group] * 2
+    assert whole.advantages.place_credit is not None
+    assert whole.advantages.place_credit.tolist() == [[[[0.0, *right]]] * 2, group] * 2

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
 
+from glm_grpo.models.adapted_policy import PolicyNetwork
 from glm_grpo.models.token_scores import score_tokens, token_log_probs
 
 
@@ -33,7 +34,7 @@ class TokenSequences(NamedTuple):
     sampling_mask: Bool[Tensor, "N T V"] | None
 
 
-class PolicyNetwork(nn.Module):
+class GlmImageNetwork(PolicyNetwork[TokenSequences]):
     """Scores tokens under the codebook distribution.
 
     Attributes:

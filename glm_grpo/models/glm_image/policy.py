@@ -23,7 +23,7 @@ from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import UNTRUNCATED, Truncation
 from glm_grpo.models.glm_image.fast.compiled_layers import CompiledLayers
 from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StepBuilder
-from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
+from glm_grpo.models.glm_image.network import GlmImageNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
 from glm_grpo.models.glm_image.sampling import draw_next, sample_rollout
 from glm_grpo.models.glm_image.token_grid import (
@@ -42,7 +42,7 @@ ADAPTED_MODULES = (
 """Linear layers to adapt, by path, because the vision tower has modules with similar names."""
 
 
-class GlmImagePolicy(AdaptedPolicy):
+class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
     """GLM-Image's language model as a `Policy`, which documents the methods.
 
     Args:
@@ -76,7 +76,7 @@ class GlmImagePolicy(AdaptedPolicy):
         self.codebook_size: int = model.config.vq_config.num_embeddings
         self._truncation = truncation
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
-        network = PolicyNetwork(
+        network = GlmImageNetwork(
             model.model.language_model,
             model.lm_head,
             codebook_size=self.codebook_size,
@@ -219,12 +219,9 @@ class GlmImagePolicy(AdaptedPolicy):
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """See `PolicyForUpdate`."""
-        language_model = self.model.model.language_model
         sequences = self._sequences(prompts, rollout, rows)
-        # Only a module in training mode recomputes activations; there is no dropout to switch on.
-        language_model.train(torch.is_grad_enabled())
-        log_probs, entropy, outside_codebook = self._wrapped(*sequences)
-        language_model.eval()
+        with self.replaying(self.model.model.language_model):
+            log_probs, entropy, outside_codebook = self._wrapped(*sequences)
         return Replay(
             log_probs,
             entropy=entropy,

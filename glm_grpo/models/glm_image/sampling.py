@@ -23,7 +23,7 @@ from glm_grpo.models.drawing import (
 )
 from glm_grpo.models.glm_image.fast.stock_step import StepBuilder
 from glm_grpo.models.glm_image.fast.token_step import TokenStep
-from glm_grpo.models.glm_image.network import PolicyNetwork
+from glm_grpo.models.glm_image.network import GlmImageNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
 from glm_grpo.models.memory import PREFILLED_AT_ONCE
@@ -31,7 +31,7 @@ from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 
 def sample_rollout(
-    network: PolicyNetwork,
+    network: GlmImageNetwork,
     inputs: PromptInputs,
     batch: PromptBatch,
     *,
@@ -63,7 +63,7 @@ def sample_rollout(
 
 
 def _sample_grids(
-    network: PolicyNetwork,
+    network: GlmImageNetwork,
     batch: PromptBatch,
     inputs: PromptInputs,
     truncation: Truncation,
@@ -99,7 +99,7 @@ def _sample_grids(
 
 
 def draw_next(
-    network: PolicyNetwork,
+    network: GlmImageNetwork,
     truncation: Truncation,
     hidden_states: Float[Tensor, "N D"],
     uniforms: Float64[Tensor, " N"],

@@ -6,9 +6,10 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import JanusForConditionalGeneration
 
+from glm_grpo.models.adapted_policy import PolicyNetwork
 from glm_grpo.models.token_scores import score_tokens, token_log_probs
 
 
@@ -31,7 +32,7 @@ class TokenSequences(NamedTuple):
     sampling_mask: Bool[Tensor, "N T V"] | None
 
 
-class JanusNetwork(nn.Module):
+class JanusNetwork(PolicyNetwork[TokenSequences]):
     """Scores tokens under the guided distribution, softmax((u + w (c - u)) / temperature).
 
     c and u are the head's logits with and without the prompt. The last map of the head is linear,

@@ -38,7 +38,7 @@ ADAPTED_MODULES = (
 """Linear layers to adapt, by path, because the vision tower has modules with the same names."""
 
 
-class JanusProPolicy(AdaptedPolicy):
+class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
     """Janus-Pro's language model as a `Policy`, which documents the methods.
 
     Args:
@@ -177,11 +177,8 @@ class JanusProPolicy(AdaptedPolicy):
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """See `PolicyForUpdate`."""
         sequences = self._sequences(prompts, rollout, rows)
-        language_model = self.network.language_model
-        # Only a module in training mode recomputes activations; there is no dropout to switch on.
-        language_model.train(torch.is_grad_enabled())
-        log_probs, entropy, outside_codebook = self._wrapped(*sequences)
-        language_model.eval()
+        with self.replaying(self.network.language_model):
+            log_probs, entropy, outside_codebook = self._wrapped(*sequences)
         return Replay(log_probs, entropy=entropy, outside_codebook=outside_codebook)
 
     def reference_log_probs(

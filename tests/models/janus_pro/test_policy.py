@@ -100,9 +100,10 @@ def test_the_gradient_flows_through_both_rows(make_janus_policy, janus_batch, ad
     policy = make_janus_policy(
         adapter_rank=adapter_rank, temperature=0.9, has_entropy_gradient=True
     )
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
-            parameter += 0.01 * torch.randn(parameter.shape)
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
     rollout = policy.sample(janus_batch)
     parameters = policy.trainable_parameters()
     replay = policy.replay(janus_batch, rollout, ALL)

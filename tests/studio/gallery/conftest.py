@@ -86,7 +86,7 @@ class StoredRun:
             advantages=Advantages(
                 torch.tensor([[-0.7, 0.7], [0.0, 0.0]]),
                 is_flat=torch.tensor([False, True]),
-                places=self.places,
+                place_credit=self.places,
             ),
         )
         self.recorder.record_rollout(experience, encode(experience.images), step)

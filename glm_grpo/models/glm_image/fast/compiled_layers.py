@@ -14,7 +14,7 @@ from transformers import GlmImageTextModel
 from transformers.models.glm_image.modeling_glm_image import GlmImageTextDecoderLayer
 
 from glm_grpo.models.compiling import COMPILING, reason_of
-from glm_grpo.models.glm_image.network import PolicyNetwork, TokenSequences
+from glm_grpo.models.glm_image.network import GlmImageNetwork, TokenSequences
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest mean difference of log-probs, nats per token, by the dtype of the head: the tolerances of
@@ -67,7 +67,7 @@ class CompiledLayers:
             layer.compiled, layer.is_recomputing = compiled, self._is_recomputing
         self._is_checked = False
 
-    def check(self, network: PolicyNetwork, sequences: TokenSequences) -> None:
+    def check(self, network: GlmImageNetwork, sequences: TokenSequences) -> None:
         """Decide at the first call whether to use the compiled layers.
 
         Args:
@@ -103,7 +103,7 @@ class CompiledLayers:
             layer.__class__, layer.gradient_checkpointing = kind, is_recomputing_outside
 
 
-def _with_backward_pass(network: PolicyNetwork, sequences: TokenSequences) -> Tensor:
+def _with_backward_pass(network: GlmImageNetwork, sequences: TokenSequences) -> Tensor:
     """Log-probs as an update reads them; its backward pass is compiled as well."""
     first: nn.Module = network.language_model.layers[0]
     with torch.enable_grad():
