@@ -21,7 +21,7 @@ _ADAPTER, _PIPELINE = "Adapter of the language model", "Pipeline"
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:
-    """Write a folder that `PeftModel.from_pretrained(language model, directory)` loads.
+    """Write a folder that the language model's `load_adapter` loads.
 
     Args:
         adapted: The peft model around the language model.
@@ -35,8 +35,7 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
     adapted.get_base_model().generation_config.save_pretrained(directory)
     load = f"""\
 pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, dtype=torch.{settings.dtype})
-adapted = PeftModel.from_pretrained(pipeline.vision_language_encoder, ".")
-pipeline.register_modules(vision_language_encoder=adapted.merge_and_unload())
+pipeline.vision_language_encoder.load_adapter(".")
 pipeline.vision_language_encoder.generation_config = GenerationConfig.from_pretrained(".")"""
     # peft writes its own README, a template in which every line is to be filled in.
     _write_readme(directory, _ADAPTER, load, settings)
@@ -88,7 +87,8 @@ def _write_readme(directory: Path, what: str, load: str, settings: StockSettings
     ]
     imports = ""
     if what == _ADAPTER:
-        imports = "from peft import PeftModel\nfrom transformers import GenerationConfig\n"
+        imports = "from transformers import GenerationConfig\n"
+        notes.append("`pipeline.vision_language_encoder.disable_adapters()` draws with the base.")
     if what == _ADAPTER and settings.is_embedded:
         imports += "from glm_grpo.builders.models import model_path\n"
     elif what == _ADAPTER and not settings.is_on_hub:

@@ -18,7 +18,7 @@ _LICENSE_LINK = "https://github.com/deepseek-ai/Janus/blob/main/LICENSE-MODEL"
 def export_adapter(
     policy: JanusProPolicy, adapted: PeftModel, settings: StockSettings, directory: Path
 ) -> None:
-    """Write a folder that `model.load_adapter` and `PeftModel.from_pretrained` load.
+    """Write a folder that `model.load_adapter` loads.
 
     Args:
         adapted: The policy's peft model.
@@ -86,6 +86,8 @@ def _write_readme(
         f"The call below samples as the run did ({describe_sampling(rollout)}). Its arguments must "
         "be given: without `top_k=0`, transformers keeps only the 50 most probable tokens.",
     ]
+    if is_adapter:
+        notes.append("`model.disable_adapters()` draws with the base.")
     if is_adapter and not settings.is_on_hub:
         notes.append(f"`{settings.base_code}` stands for the folder of the base model.")
     if scale == 1.0:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from diffusers import GlmImagePipeline
 from huggingface_hub import metadata_load
-from peft import PeftModel
 from PIL import Image
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
@@ -82,8 +81,7 @@ def test_exported_adapter_makes_the_trained_policy_of_the_base(
 
     fresh = GlmImagePipeline.from_pretrained(random_pipeline_folder)
     base = log_probs_of(build_policy(fresh), experience)
-    adapted = PeftModel.from_pretrained(fresh.vision_language_encoder, tmp_path / "adapter")
-    fresh.register_modules(vision_language_encoder=adapted.base_model.model)
+    fresh.vision_language_encoder.load_adapter(tmp_path / "adapter")
     assert torch.allclose(log_probs_of(build_policy(fresh), experience), wanted, atol=1e-5)
     assert not torch.allclose(base, wanted, atol=1e-2)
 
