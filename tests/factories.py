@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.config import Config, compose_config
 from glm_grpo.config.losses import ClippedLoss
@@ -139,3 +140,15 @@ class Watcher:
 
     def evaluating(self, done: int, total: int) -> None:
         self.evaluated.append((done, total))
+
+
+def allocated_peak(work: Callable[[], object]) -> int:
+    """Peak bytes by torch's own CPU allocator, above what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    live = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak

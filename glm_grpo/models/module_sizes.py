@@ -21,6 +21,12 @@ def part_bytes(modules: Iterable[nn.Module]) -> PartBytes:
     return PartBytes(sum(sizes), pinned(sizes))
 
 
+def describe_parameters(*modules: nn.Module) -> str:
+    """Number of parameters of all modules together, such as `4.8 M`."""
+    count = sum(weight.numel() for module in modules for weight in module.parameters())
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
 def count_flops(work: Callable[[], object]) -> int:
     """Operations of some work on torch's meta device, without gradient."""
     # The module replaces its own class on import, which type checkers cannot see.

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from diffusers import GlmImagePipeline
-from torch import nn
 
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
@@ -32,6 +31,7 @@ from glm_grpo.models.glm_image.planner import (
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
 from glm_grpo.models.glm_image.token_grid import PIXELS_PER_TOKEN
+from glm_grpo.models.module_sizes import describe_parameters
 from glm_grpo.seeds import derive_seed
 from rewards.problems import Problem
 
@@ -140,14 +140,9 @@ def build_planner(path: str) -> GlmImagePlanner:
 
 def describe(pipeline: GlmImagePipeline) -> str:
     """Name policy and decoder with their numbers of parameters, such as `4.8 M`."""
-    policy = _count_parameters(pipeline.vision_language_encoder)
-    decoder = _count_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder)
+    policy = describe_parameters(pipeline.vision_language_encoder)
+    decoder = describe_parameters(pipeline.transformer, pipeline.vae, pipeline.text_encoder)
     return f"policy ({policy} parameters) and decoder ({decoder})"
-
-
-def _count_parameters(*modules: nn.Module) -> str:
-    count = sum(weight.numel() for module in modules for weight in module.parameters())
-    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def build_policy(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from torch import nn
-
 from glm_grpo.config import Config
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.drawing import Truncation
@@ -22,6 +20,7 @@ from glm_grpo.models.janus_pro.planner import (
     read_sizes,
 )
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
+from glm_grpo.models.module_sizes import describe_parameters
 from glm_grpo.seeds import derive_seed
 from rewards.problems import Problem
 
@@ -97,14 +96,9 @@ def describe(pipeline: JanusPro) -> str:
     """Name policy and decoder with their numbers of parameters, such as `1.5 B`."""
     model = pipeline.model.model
     generation = (model.generation_embeddings, model.generation_aligner, model.generation_head)
-    policy = _count_parameters(model.language_model, *generation)
-    decoder = _count_parameters(model.vqmodel.decoder, model.vqmodel.quantize)
+    policy = describe_parameters(model.language_model, *generation)
+    decoder = describe_parameters(model.vqmodel.decoder, model.vqmodel.quantize)
     return f"policy ({policy} parameters) and decoder ({decoder})"
-
-
-def _count_parameters(*modules: nn.Module) -> str:
-    count = sum(weight.numel() for module in modules for weight in module.parameters())
-    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def build_policy(

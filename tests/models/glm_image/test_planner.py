@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import AutoencoderKL, GlmImagePipeline
-from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
@@ -45,7 +44,7 @@ from glm_grpo.tiny.models import (
 )
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import Prompt
-from tests.factories import CONFIG_DIR
+from tests.factories import CONFIG_DIR, allocated_peak
 
 MODEL = ModelSettings(
     dtype=torch.float32,
@@ -144,18 +143,6 @@ def test_plan_of_the_published_model_has_its_sizes(published):
     assert item(plan, "adapters").by_phase == dict.fromkeys(
         ("rollout", "update"), 40 * 32 * sides * 4
     )
-
-
-def allocated_peak(work):
-    """By torch's own CPU allocator, above what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    live = peak = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
 
 
 @pytest.mark.parametrize(

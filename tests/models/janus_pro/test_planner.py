@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
@@ -21,6 +20,7 @@ from glm_grpo.models.planning import BatchSizes, ModelSettings
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import Prompt
+from tests.factories import allocated_peak
 from tests.janus_miniature import SIDE, build_model
 
 PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
@@ -105,18 +105,6 @@ def test_guidance_doubles_the_rows():
 def test_another_model_is_not_known_without_its_config():
     with pytest.raises(ConfigError, match="only the sizes of .*Janus-Pro-1B and .* are known"):
         build_planner("someone/a-janus-of-their-own")
-
-
-def allocated_peak(work):
-    """By torch's own CPU allocator, above what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    live = peak = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
 
 
 @pytest.fixture(scope="module")
