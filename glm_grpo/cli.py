@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="glm-grpo",
-        description="Train AR-plus-diffusion image models with GRPO.",
+        description="Train image models that sample tokens and decode them, with GRPO.",
         epilog="`glm-grpo COMMAND --help` explains each command. Examples:\n"
         "  glm-grpo init my-run\n"
         "  glm-grpo train --config-dir my-run train.steps=20\n"
@@ -125,10 +125,15 @@ def _argument(name: str, help_text: str, **options: Any) -> _Argument:
 
 
 def _number(
-    name: str, metavar: str, default: int, help_text: str, limits: tuple[int, int], remedy: str
+    name: str,
+    metavar: str,
+    default: int | None,
+    help_text: str,
+    limits: tuple[int, int],
+    remedy: str,
 ) -> _Argument:
     kind = types.whole_number(*limits, remedy=remedy)
-    said = f"{help_text} ({default})"
+    said = help_text if default is None else f"{help_text} ({default})"
     return _argument(name, said, type=kind, default=default, metavar=metavar)
 
 
@@ -250,8 +255,8 @@ def _check(options: argparse.Namespace) -> None:
         _number(
             "--prompt-tokens",
             "N",
-            256,
-            "tokens in the longest prompt",
+            None,
+            "tokens in the longest prompt (256 for GLM-Image, 64 for Janus-Pro)",
             (1, 10**6),
             "give the number of tokens in the longest prompt",
         ),

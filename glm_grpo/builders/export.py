@@ -72,4 +72,6 @@ def _example_prompt(config: Config) -> str:
     is_edit = config.data.sources > 0
     if config.model.path == TINY:
         return EXAMPLE_INSTRUCTION if is_edit else EXAMPLE_CAPTION
+    if family_of(config.model.path).TEXT_RULE is None:
+        return "three red cups on a wooden table"
     return 'write "OPEN" instead' if is_edit else 'a red sign that says "OPEN"'

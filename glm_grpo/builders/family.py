@@ -51,12 +51,14 @@ def _family_on_hub(path: str) -> str:
     """Family by the config of a hub id, from the cache or the hub."""
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
         return _GLM_IMAGE
+    if path.startswith("deepseek-ai/Janus"):
+        # All of them, which needs no network to say.
+        return _family_by({"model_type": "multi_modality"}, path)
     try:
         found = hf_hub_download(path, "config.json")
     except (OSError, ValueError):
         # A pipeline has no config at its top; a hub that cannot be reached is named later.
-        is_original = path.startswith("deepseek-ai/Janus")
-        return _family_by({"model_type": "multi_modality"} if is_original else {}, path)
+        return _GLM_IMAGE
     return _family_by(_read_config(Path(found)), path)
 
 

@@ -54,8 +54,8 @@ rollout:
 {rollout}
 
 # Each term is a similarity or quality; higher is better. These are the preset's weights. On the
-# command line, `reward=NAME` chooses another preset and `ocr=0.5` sets one weight. Uncomment the
-# lines to override every preset; `ocr: null` leaves a term out.
+# command line, `reward=NAME` chooses another preset and `{term}=0.5` sets one weight. Uncomment the
+# lines to override every preset; `{term}: null` leaves a term out.
 # reward:
 #   terms:
 {terms}
@@ -99,11 +99,12 @@ Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs
 2. Check: `glm-grpo check --config-dir {folder}`
 3. Train: `glm-grpo train --config-dir {folder}`; Ctrl-C saves, `train.resume=auto` continues.
 4. Look: `glm-grpo gallery RUN --serve`, where RUN is `outputs/DATE/TIME`.
-5. Try other weights: `glm-grpo rescore RUN ocr=0.5`
+5. Try other weights: `glm-grpo rescore RUN {term}=0.5`
 6. Use it: `glm-grpo export RUN my-model` writes the trained weights and a model card.
 """
 
 _FIELDS = "`prompt`, and optionally `target` (the image you want) and `text` (to be rendered)"
+_PLAIN_FIELDS = "`prompt`, and optionally `target` (the image you want)"
 _EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` (the result)"
 
 
@@ -145,6 +146,7 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     described = _describe_config(folder, name, config, reward=_TEXT_REWARD if is_about_text else "")
     yield _write(folder / f"{OWN_CONFIG}.yaml", described)
     is_edit = config.data.sources > 0
+    reads_texts = not is_natural or is_about_text
     readme = _README.format(
         title=printable(folder.resolve().name),
         folder=_quoted(folder),
@@ -153,9 +155,16 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         if config.model.path == TINY
         else "",
         configs=PACKAGED_CONFIGS,
-        fields=_EDIT_FIELDS if is_edit else _FIELDS,
+        term=_example_term(config),
+        fields=_EDIT_FIELDS if is_edit else _FIELDS if reads_texts else _PLAIN_FIELDS,
     )
     yield _write(folder / "README.md", readme)
+
+
+def _example_term(config: Config) -> str:
+    """Name of a term for examples."""
+    terms = config.reward.terms
+    return "ocr" if "ocr" in terms else next(iter(terms))
 
 
 def _quoted(folder: Path) -> str:
@@ -205,6 +214,7 @@ def _describe_config(folder: Path, name: str, config: Config, *, reward: str) ->
         else "",
         rollout=_describe_section(config.rollout),
         terms="\n".join(terms),
+        term=_example_term(config),
         optim=_describe_section(config.optim),
         train=_describe_section(config.train),
     )

@@ -30,7 +30,8 @@ def unused_key_problems(config: Config, keys: Iterable[str], *, name: str) -> li
         given, default = getattr(values, option), type(values).model_fields[option].default
         if given != default:
             rule = f"has no effect with {name}"
-            problems.append(Problem(key, given, rule, f"leave it out ('~{key}')"))
+            remedy = f"leave it out ('~{key}' on the command line if a file sets it)"
+            problems.append(Problem(key, given, rule, remedy))
     return problems
 
 

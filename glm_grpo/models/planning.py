@@ -273,6 +273,11 @@ class Planner(Protocol):
         ...
 
     @property
+    def usual_prompt_tokens(self) -> int:
+        """Tokens to assume for the longest prompt if the tokenizer is not available."""
+        ...
+
+    @property
     def smaller_sides(self) -> Sequence[int]:
         """Sides in pixels, largest first, that a run can try to save memory."""
         ...

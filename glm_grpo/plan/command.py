@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 
 from glm_grpo.builders.family import family_of
-from glm_grpo.builders.models import build_planner, hint_at_size
+from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
 from glm_grpo.models.planning import MemoryPlan, Parallelism
@@ -89,7 +89,7 @@ def plan_config(
     config: Config,
     *,
     memory: int | None,
-    prompt_tokens: int,
+    prompt_tokens: int | None,
     device: DeviceSpeed | None,
     processes: Parallelism,
     measured: RunFolder | None = None,
@@ -108,8 +108,15 @@ def plan_config(
         ModelError: The run exceeds `memory`, or the model's configs are not available.
         ConfigError: This many processes cannot run it.
     """
-    family_of(config.model.path).check_keys(config)
+    family = family_of(config.model.path)
+    family.check_keys(config)
     of_model = build_planner(config.model.path)
+    if not (config.data.sources or config.reads_targets):
+        # Otherwise the rules may need files of the model.
+        family.check_sizes(model_path(config.model.path), config)
+    if prompt_tokens is None:
+        prompt_tokens = of_model.usual_prompt_tokens
+        yield f"prompts of {prompt_tokens} tokens are assumed (--prompt-tokens)"
     planner = ConfigPlanner(
         of_model,
         prompt_tokens=prompt_tokens,

@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 UNCERTAINTY = 0.1
 """Largest relative deviation of measured peaks from a plan."""
 
-PROMPT_TOKENS = 256
-"""Tokens that `glm-grpo plan` assumes for the longest prompt if the tokenizer is not available."""
-
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -400,7 +397,7 @@ def check_fit(
     tokens = planner.longest_prompt_tokens(captions, height=height, width=width)
     of_configs = ConfigPlanner(
         planner,
-        prompt_tokens=PROMPT_TOKENS if tokens is None else tokens,
+        prompt_tokens=planner.usual_prompt_tokens if tokens is None else tokens,
         is_on_accelerator=is_on_accelerator,
         processes=processes,
     )

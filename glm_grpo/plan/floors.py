@@ -22,7 +22,7 @@ from glm_grpo.models.planning import (
     Planner,
 )
 from glm_grpo.plan.devices import DeviceSpeed, find_device
-from glm_grpo.plan.fit import PROMPT_TOKENS, batch_sizes, model_settings
+from glm_grpo.plan.fit import batch_sizes, model_settings
 from glm_grpo.training.metrics import StepWork
 
 
@@ -204,7 +204,7 @@ def work_of_run(
     work = step_work(
         config,
         planner,
-        prompt_tokens=PROMPT_TOKENS if tokens is None else tokens,
+        prompt_tokens=planner.usual_prompt_tokens if tokens is None else tokens,
         device=speed,
         processes=processes,
     )

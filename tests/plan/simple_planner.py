@@ -40,6 +40,7 @@ class SimplePlanner(Planner):
         )
         return MemoryPlan(items, PHASES, model.is_on_accelerator, 0, 0, 0, 0)
 
+    usual_prompt_tokens = 256
     smaller_sides = (1024, 768, 512, 256)
 
     def longest_prompt_tokens(self, captions, *, height, width):

@@ -173,6 +173,9 @@ class GlmImagePlanner:
         self.decoder = cache(self._decoder)
         self.decoder_flops = cache(self._decoder_flops)
 
+    usual_prompt_tokens = 256
+    """See `Planner`."""
+
     @property
     def smaller_sides(self) -> tuple[int, ...]:
         """See `Planner`; images smaller than in training only test a setup."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import JanusConfig, JanusForConditionalGeneration
 
@@ -80,8 +81,11 @@ class JanusProPlanner:
     """Janus-Pro as a `Planner`.
 
     Args:
-        folder: Folder of the tokenizer; None if it is not available.
+        folder: Folder or hub id of the tokenizer; None if it is not available.
     """
+
+    usual_prompt_tokens = 64
+    """See `Planner`; a caption of two lines with its template."""
 
     smaller_sides: tuple[int, ...] = ()
     """See `Planner`; all images have one size."""
@@ -166,13 +170,21 @@ class JanusProPlanner:
         self, captions: Sequence[str], *, height: int, width: int
     ) -> int | None:
         """See `Planner`."""
-        if self._folder is None or not self._folder.is_dir():
+        folder = self._tokenizer_folder()
+        if folder is None:
             return None
         try:
-            return longest_prompt_tokens(read_processor(self._folder), captions)
+            return longest_prompt_tokens(read_processor(folder), captions)
         except (GlmGrpoError, OSError, ValueError):
             # Loading the model reports what is wrong with its files.
             return None
+
+    def _tokenizer_folder(self) -> Path | None:
+        """Folder of the model, or of a hub id's files in the cache; None if there is neither."""
+        if self._folder is None or self._folder.is_dir():
+            return self._folder
+        cached = try_to_load_from_cache(str(self._folder), "tokenizer.json")
+        return Path(cached).parent if isinstance(cached, str) else None
 
     def decode_flops(self, config: Config) -> int:
         """See `Planner`."""
