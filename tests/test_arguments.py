@@ -93,7 +93,7 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     assert re.search(told, refusal_of(words, capsys))
 
 
-PLAN = {"memory": None, "prompt_tokens": 256, "device": DEVICES["h100"], "measured": None}
+PLAN = {"memory": None, "prompt_tokens": None, "device": DEVICES["h100"], "measured": None}
 ALONE = Parallelism(1, is_sharded=False, is_mixed=False)
 SHARDED = Parallelism(4, is_sharded=True, is_mixed=True)
 SERVED = {"announce": cli._announce}

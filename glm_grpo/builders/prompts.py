@@ -41,8 +41,9 @@ def check_model(config: Config) -> ReservedTokens:
         ConfigError, ModelError: There is no model, or its files cannot be used.
     """
     family, path = family_of(config.model.path), model_path(config.model.path)
-    family.check_keys(config)
+    # First, because a path that is no model belongs to no family.
     reserved = family.check_model(path)
+    family.check_keys(config)
     family.check_sizes(path, config)
     return reserved
 
@@ -76,8 +77,8 @@ def build_held_out(config: Config) -> PromptSource:
         ModelError, DataError: As for `build_prompts`.
     """
     family = family_of(config.model.path)
-    family.check_keys(config)
     reserved = family.check_model(model_path(config.model.path))
+    family.check_keys(config)
     return build_prompt_set(config.data.eval_path, config, reserved)
 
 

@@ -109,8 +109,8 @@ def plan_config(
         ConfigError: This many processes cannot run it.
     """
     family = family_of(config.model.path)
-    family.check_keys(config)
     of_model = build_planner(config.model.path)
+    family.check_keys(config)
     if not (config.data.sources or config.reads_targets):
         # Otherwise the rules may need files of the model.
         family.check_sizes(model_path(config.model.path), config)

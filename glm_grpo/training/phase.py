@@ -50,7 +50,10 @@ class _Remedy:
 _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
     "loading": _Remedy(_OFFLOAD, ("model.dtype=bfloat16",)),
     "sources": _Remedy(_OFFLOAD, _PICTURES),
-    "rollout": _Remedy(_OFFLOAD, ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES)),
+    "rollout": _Remedy(
+        ("rollout.batch_size", *_OFFLOAD),
+        ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES),
+    ),
     "decode": _Remedy(("decode.batch_size", *_OFFLOAD), ("rollout.group_size", *_PICTURES)),
     "reward": _Remedy(
         ("offload=modules", "reward.overlap=false"), ("rollout.group_size", *_PICTURES)
@@ -64,7 +67,7 @@ _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
         ("'model.adapter={rank: 32, alpha: 64.0}'", *_PICTURES),
     ),
     "evaluation": _Remedy(
-        ("decode.batch_size", *_OFFLOAD),
+        ("rollout.batch_size", "decode.batch_size", *_OFFLOAD),
         ("eval.samples_per_prompt", "rollout.prompts_per_step", *_PICTURES),
     ),
     "records": _Remedy((), ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES)),

@@ -29,7 +29,7 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
     """
     for config in adapted.peft_config.values():
         config.base_model_name_or_path = settings.base_name
-    adapted.save_pretrained(directory)
+    adapted.save_pretrained(directory, save_embedding_layers=False)
     # peft stores none.
     _sample_as_trained(adapted.get_base_model(), settings)
     adapted.get_base_model().generation_config.save_pretrained(directory)

@@ -185,7 +185,7 @@ def check_index(folder: Path) -> None:
     if not path.is_file():
         raise ConfigError(
             f"model.path is {str(folder)!r}: it has no model_index.json; give the top folder of a "
-            "pipeline in the diffusers layout"
+            "GLM-Image pipeline in the diffusers layout, or of a Janus-Pro that transformers loads"
         )
     index = read_object(path)
     if index.get("_class_name") != GlmImagePipeline.__name__:

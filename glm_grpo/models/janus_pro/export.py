@@ -26,7 +26,7 @@ def export_adapter(
     """
     for config in adapted.peft_config.values():
         config.base_model_name_or_path = settings.base_name
-    adapted.save_pretrained(directory)
+    adapted.save_pretrained(directory, save_embedding_layers=False)
     _sample_as_trained(policy, settings)
     policy.model.generation_config.save_pretrained(directory)
     load = f"""\
@@ -128,8 +128,13 @@ from transformers import DynamicCache, JanusForConditionalGeneration, JanusProce
 {load}
 model.eval()
 message = {{"role": "user", "content": [{{"type": "text", "text": {settings.prompt!r}}}]}}
-prompt = processor.apply_chat_template([message], add_generation_prompt=True)
-inputs = processor(text=[prompt], generation_mode="image", return_tensors="pt").to(model.device)
+inputs = processor.apply_chat_template(
+    [[message]],
+    add_generation_prompt=True,
+    tokenize=True,
+    return_dict=True,
+    processor_kwargs={{"generation_mode": "image", "return_tensors": "pt"}},
+).to(model.device)
 torch.manual_seed(0)
 tokens = model.generate(
     **inputs,

@@ -134,6 +134,14 @@ def read_config(folder: Path) -> Any:
         side, pixels = config.vq_config.num_patches, image_side(config)
         tokens, width = config.vision_config.num_image_tokens, config.text_config.hidden_size
         rules = (
+            (
+                config.text_config.model_type == "llama",
+                f"a language model of type {config.text_config.model_type!r}, not 'llama'",
+            ),
+            (
+                config.text_config.attention_dropout == 0,
+                "attention_dropout above 0, with which replay cannot repeat sampling",
+            ),
             (tokens == side**2, f"{tokens} tokens an image, but a grid of {side} x {side}"),
             (
                 config.vision_config.image_size == pixels,

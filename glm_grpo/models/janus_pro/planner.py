@@ -40,8 +40,16 @@ _PIXEL_COPIES, _FLOAT32 = 3, 4
 
 
 def knows_sizes(path: str) -> bool:
-    """Whether it is a published model or a folder of one."""
-    return path in _SIZES or (Path(path) / "config.json").is_file()
+    """Whether it is a published model, a folder of one, or a hub id whose config is cached."""
+    return path in _SIZES or _config_folder(path) is not None
+
+
+def _config_folder(path: str) -> Path | None:
+    """Folder with the config: of the model, or of a hub id's files in the cache."""
+    if Path(path).is_dir():
+        return Path(path) if (Path(path) / "config.json").is_file() else None
+    cached = try_to_load_from_cache(path, "config.json") if path.count("/") == 1 else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def read_sizes(path: str) -> Any:
@@ -51,8 +59,9 @@ def read_sizes(path: str) -> Any:
         ConfigError: The path is neither.
         ModelError: The folder's config is damaged, or of another model.
     """
-    if Path(path).is_dir():
-        return read_config(Path(path))
+    folder = Path(path) if Path(path).is_dir() else _config_folder(path)
+    if folder is not None:
+        return read_config(folder)
     if path not in _SIZES:
         raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and without one only the sizes of "
@@ -116,7 +125,7 @@ class JanusProPlanner:
             mlp_width=text.intermediate_size,
             heads=text.num_attention_heads,
             kv_heads=text.num_key_value_heads,
-            head_size=text.hidden_size // text.num_attention_heads,
+            head_size=model.language_model.layers[0].self_attn.head_dim,
             matrices=tuple(tuple(weight.shape[::-1]) for weight in layer if weight.dim() > 1),
             layer_vectors=tuple(weight.numel() for weight in layer if weight.dim() == 1),
             outside=(embedding.numel(), drawn.weight.numel(), *outside),

@@ -18,7 +18,7 @@ from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import UNTRUNCATED, Truncation
-from glm_grpo.models.janus_pro.loading import JanusPro
+from glm_grpo.models.janus_pro.loading import JanusPro, image_side
 from glm_grpo.models.janus_pro.network import JanusNetwork, TokenSequences
 from glm_grpo.models.janus_pro.prompt_inputs import (
     PromptInputs,
@@ -171,7 +171,17 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
         num_sources: int = 0,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """See `Policy`; there is no preview."""
+        """See `Policy`; there is no preview.
+
+        Raises:
+            ValueError: The pictures do not have the size of the model's images.
+        """
+        side = image_side(self.model.config)
+        if pixels.shape[-2:] != (side, side):
+            raise ValueError(
+                f"pictures of {tuple(pixels.shape[-2:])} pixels; the model has tokens for {side} x "
+                f"{side} alone"
+            )
         return picture_tokens(self.model.model.vqmodel, pixels)
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:

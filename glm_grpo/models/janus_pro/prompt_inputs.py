@@ -125,12 +125,16 @@ def tokenize_prompts(processor: JanusProcessor, prompts: Sequence[str]) -> Any:
         )
         for prompt in prompts
     ]
+    # A template may already begin with the token that the tokenizer would add.
+    begin = processor.tokenizer.bos_token
+    is_begun = bool(begin) and texts[0].startswith(begin)
     return processor(
         text=texts,
         generation_mode="image",
         padding=True,
         padding_side="left",
         return_tensors="pt",
+        add_special_tokens=not is_begun,
     )
 
 

@@ -204,7 +204,7 @@ def choose_step(
         finish: Work on the states, which a recorded step must be able to record.
     """
     device = caches[0].layers[0].keys.device
-    if not _records(device):
+    if num_tokens < 2 or not _records(device):
         return TokenStep
     try:
         recorded, eager, finishing = (

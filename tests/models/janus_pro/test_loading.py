@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm_grpo.errors import ModelError
+from glm_grpo.config import compose_config
+from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.base import Quantization
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
-from tests.janus_miniature import BEGIN, PAD, build_model
+from glm_grpo.models.janus_pro.prompt_inputs import encode_prompts, special_ids
+from tests.janus_miniature import BEGIN, PAD, TEMPLATE, build_model, build_processor
 
 
 @pytest.fixture
@@ -57,6 +59,8 @@ def test_weights_that_lack_a_parameter_are_refused(folder):
     ("values", "said"),
     [
         ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"text_config": {"attention_dropout": 0.1}}, "replay cannot repeat sampling"),
+        ({"text_config": {"model_type": "qwen2"}}, "of type 'qwen2'"),
         ({"vision_config": {"num_image_tokens": 9, "image_size": 32, "patch_size": 8}}, "9 tokens"),
         (
             {"vision_config": {"num_image_tokens": 4, "image_size": 32, "patch_size": 16}},
@@ -118,3 +122,34 @@ def test_the_layers_alone_are_stored_in_4_bits(
     rollout = policy.sample(janus_batch)
     replay = policy.replay(janus_batch, rollout, torch.arange(9)).log_probs
     assert (replay - rollout.log_probs.flatten(0, 1)).abs().mean() < 5e-2
+
+
+@pytest.mark.parametrize("begin", ["", BEGIN, "{{ bos_token }}"])
+def test_a_prompt_begins_once_whoever_writes_the_first_token(loaded_janus, begin):
+    processor = build_processor(begin + TEMPLATE)
+    ids = special_ids(loaded_janus.model, processor)
+    inputs = encode_prompts(processor, ["a red cat", "x"], ids)
+    assert ((inputs.input_ids == ids.begin).sum(dim=1) == 1).all()
+
+
+def test_a_hub_id_is_planned_and_checked_by_its_config_in_the_cache(
+    janus_folder, tmp_path, monkeypatch
+):
+    snapshot = tmp_path / "models--me--janus" / "snapshots" / "0"
+    shutil.copytree(janus_folder, snapshot)
+    (tmp_path / "models--me--janus" / "refs").mkdir()
+    (tmp_path / "models--me--janus" / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert family.knows_sizes("me/janus")
+    planner = family.build_planner("me/janus")
+    assert planner.language.drawn == 96
+    assert planner.longest_prompt_tokens(["a red cat"], height=32, width=32) > 20
+    words = ["data.path=a.txt", "data.eval_path=b.txt", "model.path=me/janus"]
+    config = compose_config(None, "janus_pro_1b_24gb", words)
+    with pytest.raises(ConfigError, match="must be 32: the model draws no other size"):
+        family.check_sizes("me/janus", config)
+
+
+def test_pictures_of_another_size_have_no_tokens(make_janus_policy):
+    with pytest.raises(ValueError, match="tokens for 32 x 32 alone"):
+        make_janus_policy().tokenize_pictures(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
