@@ -26,7 +26,7 @@ SMALL = (
     *("train.micro_batch_size=12", "loss.kl_coef=0.001"),
 )
 
-TERM = "+reward.terms.red={kind: custom, weight: 1.0, function: 'mine:score'}"
+TERM = "+reward.terms.red={kind: custom, weight: 1.0, function: 'janus_colours:score'}"
 
 PROGRAM = '''\
 import torch
@@ -49,7 +49,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def settings(model, tmp_path, monkeypatch):
     """Overrides of a run in an own folder, with prompts that name a colour."""
-    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "janus_colours.py").write_text(PROGRAM)
     (tmp_path / "prompts.txt").write_text("".join(f"a {each} sheet\n" for each in COLOURS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
