@@ -101,12 +101,12 @@ def build_evaluation_batches(
     config: Config, held_out: PromptSource, processes: Processes = ALONE
 ) -> list[PromptBatch]:
     """Held-out prompts of this process in batches, with the same seeds at every evaluation."""
-    images = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
-    images = min(images, config.rollout.batch_size or images)
     return evaluation_batches(
         held_out,
         processes.part(len(held_out)),
-        prompts_per_batch=evaluated_at_once(images, config.eval.samples_per_prompt),
+        prompts_per_batch=evaluated_at_once(
+            config.rollout, config.eval.samples_per_prompt, processes.count
+        ),
         samples_per_prompt=config.eval.samples_per_prompt,
         seed=config.eval.seed,
     )

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from glm_grpo.config.sections import RolloutSection
 from glm_grpo.data.entries import (
     PromptEntry,
     load_picture,
@@ -381,9 +382,14 @@ def prompts_at(batch: PromptBatch, rows: Int64[Tensor, " K"]) -> PromptBatch:
     )
 
 
-def evaluated_at_once(images: int, samples_per_prompt: int) -> int:
-    """Prompts per evaluation batch: as many images as a training step, but at least one prompt."""
-    return max(1, images // samples_per_prompt)
+def evaluated_at_once(rollout: RolloutSection, samples_per_prompt: int, processes: int) -> int:
+    """Prompts per evaluation batch: as many images as training samples at once, at least a prompt.
+
+    Args:
+        processes: Number of processes that share a training step.
+    """
+    images = rollout.prompts_per_step * rollout.group_size // processes
+    return max(1, min(images, rollout.batch_size or images) // samples_per_prompt)
 
 
 def evaluation_batches(

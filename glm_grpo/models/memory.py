@@ -1,8 +1,8 @@
 """Plan the memory of a run by phase, from the sizes of a model.
 
 Weights, gradients, optimizer state and caches follow from shapes. Activations are counted in states
-per token, with factors that were measured once by running GLM-Image on torch's meta device (LOG.md,
-"Memory plan by formula"). Not counted are the activations of the scorers, scratch space inside
+per token, with factors that were measured once on torch's meta device (LOG.md, "Memory plan by
+formula" and "Janus-Pro"). Not counted are the activations of the scorers, scratch space inside
 operations, memory that a caching allocator cannot use between its blocks, and the program with its
 libraries in CPU memory.
 """

@@ -95,9 +95,8 @@ def evaluation_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) 
     """Sizes of an evaluation batch, assuming that there are enough held-out prompts."""
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
     samples = config.eval.samples_per_prompt
-    images = config.rollout.prompts_per_step * config.rollout.group_size // processes
-    images = min(images, config.rollout.batch_size or images)
-    return replace(sizes, prompts=evaluated_at_once(images, samples), group_size=samples)
+    at_once = evaluated_at_once(config.rollout, samples, processes)
+    return replace(sizes, prompts=at_once, group_size=samples)
 
 
 def _remedies(config: Config, sides: Iterable[int]) -> Iterator[_Remedy]:

@@ -57,20 +57,22 @@ def sample(
     clock = clock or PhaseClock()
     num_prompts = len(batch.prompts)
     at_once = prompts_at_once(num_prompts, batch.group_size, batch_size)
-    rows = range(num_prompts)
-    parts = [rows[start : start + at_once] for start in range(0, num_prompts, at_once)]
-    size = sampling_size(part_of_batch(batch, parts[0]), models.policy)
-    rollouts = []
+    parts = [batch]
+    if at_once < num_prompts:
+        rows = range(num_prompts)
+        starts = rows[::at_once]
+        parts = [part_of_batch(batch, rows[start : start + at_once]) for start in starts]
+    size = sampling_size(parts[0], models.policy)
     with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
-        for number, part in enumerate(parts):
-            rollouts.append(
-                models.policy.sample(
-                    batch if len(parts) == 1 else part_of_batch(batch, part),
-                    phase="evaluation" if is_evaluation else "rollout",
-                    count=partial(_count_in_part, clock.count, number, len(parts)),
-                )
+        rollouts = [
+            models.policy.sample(
+                part,
+                phase="evaluation" if is_evaluation else "rollout",
+                count=partial(_count_in_part, clock.count, number, len(parts)),
             )
-    return rollouts[0] if len(parts) == 1 else join_rollouts(rollouts)
+            for number, part in enumerate(parts)
+        ]
+    return join_rollouts(rollouts)
 
 
 def _count_in_part(count: Count, number: int, parts: int, done: int, total: int) -> None:

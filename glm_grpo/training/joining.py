@@ -46,6 +46,8 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
 
 def join_rollouts(parts: Sequence[Rollout]) -> Rollout:
     """Join token grids in prompt order."""
+    if len(parts) == 1:
+        return parts[0]
     return Rollout(
         token_ids=torch.cat([part.token_ids for part in parts]),
         log_probs=torch.cat([part.log_probs for part in parts]),

@@ -111,11 +111,6 @@ class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
         """Dtype of the head, which is never quantised."""
         return self.model.lm_head.weight.dtype
 
-    @property
-    def temperature(self) -> float:
-        """Temperature of sampling and replay, stored in the network."""
-        return self.network.temperature
-
     def modules(self) -> tuple[nn.Module, nn.Linear]:
         """Language model and head."""
         return (self.model.model.language_model, self.model.lm_head)

@@ -35,7 +35,7 @@ processor = JanusProcessor.from_pretrained(base)
 model = JanusForConditionalGeneration.from_pretrained(base, dtype=torch.{settings.dtype})
 model.load_adapter(".")"""
     # peft writes its own README, a template in which every line is to be filled in.
-    _write_readme(directory, "Adapter of the language model", load, policy, settings)
+    _write_readme(directory, load, policy, settings, is_adapter=True)
 
 
 def export_folder(
@@ -58,7 +58,7 @@ def export_folder(
     load = f"""\
 processor = JanusProcessor.from_pretrained(".")
 model = JanusForConditionalGeneration.from_pretrained(".", dtype=torch.{settings.dtype})"""
-    _write_readme(directory, "Model", load, policy, settings)
+    _write_readme(directory, load, policy, settings, is_adapter=False)
 
 
 def _sample_as_trained(policy: JanusProPolicy, settings: StockSettings) -> None:
@@ -77,10 +77,14 @@ def _sample_as_trained(policy: JanusProPolicy, settings: StockSettings) -> None:
 
 
 def _write_readme(
-    directory: Path, what: str, load: str, policy: JanusProPolicy, settings: StockSettings
+    directory: Path,
+    load: str,
+    policy: JanusProPolicy,
+    settings: StockSettings,
+    *,
+    is_adapter: bool,
 ) -> None:
     rollout, scale = settings.rollout, policy.network.guidance_scale
-    is_adapter = what.startswith("Adapter")
     notes = [
         f"Every image has {rollout.height} x {rollout.width} pixels.",
         f"The call below samples as the run did ({describe_sampling(rollout)}). Its arguments must "
@@ -111,7 +115,7 @@ def _write_readme(
 {_metadata(is_adapter, settings)}
 ---
 
-# {what} trained by glm-grpo
+# {"Adapter of the language model" if is_adapter else "Model"} trained by glm-grpo
 
 {_describe_license(settings)}
 
@@ -178,7 +182,7 @@ def _describe_license(settings: StockSettings) -> str:
             "publishing."
         )
     return (
-        f"Licence: that of the base model. Its card says {settings.license} for the code; the "
-        f"weights of Janus-Pro are under the {model}, whose restrictions of use apply to these "
-        "weights too and must be passed on."
+        f"Licence: that of the base model, whose card says {settings.license}. The weights of "
+        f"Janus-Pro are under the {model}, whose restrictions of use apply to these weights too "
+        "and must be passed on."
     )

@@ -16,6 +16,7 @@ from glm_grpo.models.janus_pro.loading import JanusPro, check_model, image_side,
 from glm_grpo.models.janus_pro.planner import (
     PUBLISHED_GUIDANCE,
     JanusProPlanner,
+    find_config_folder,
     knows_sizes,
     read_sizes,
 )
@@ -89,7 +90,7 @@ def hint_at_size(path: str, config: Config) -> list[str]:
 
 def build_planner(path: str) -> JanusProPlanner:
     """Build the planner from the config."""
-    return JanusProPlanner(read_sizes(path), Path(path))
+    return JanusProPlanner(read_sizes(path), find_config_folder(path))
 
 
 def describe(pipeline: JanusPro) -> str:

@@ -25,7 +25,7 @@ from glm_grpo.models.model_files import (
     refuse_missing,
 )
 
-KEPT_MODULES = (
+_KEPT_MODULES = (
     "lm_head",
     "model.vision_model",
     "model.aligner",
@@ -97,7 +97,7 @@ def load_pipeline(
         ModelError: Loading failed, or parameters are missing; the message names folder and remedy.
     """
     is_quantizing = quantization.language is not None
-    four_bits = options_for_4_bits(dtype, quantize_on, kept=KEPT_MODULES) if is_quantizing else {}
+    four_bits = options_for_4_bits(dtype, quantize_on, kept=_KEPT_MODULES) if is_quantizing else {}
     folder = find_folder(path, partial(_download, path, _ALL_FILES))
     check_files(folder)
     read_config(folder)
@@ -133,15 +133,18 @@ def read_config(folder: Path) -> Any:
         config = JanusConfig.from_dict(values)
         side, pixels = config.vq_config.num_patches, image_side(config)
         tokens, width = config.vision_config.num_image_tokens, config.text_config.hidden_size
+        text = config.text_config
+        limits = (
+            (
+                text.model_type == "llama",
+                f"the language model is a {text.model_type!r}, not a llama",
+            ),
+            (
+                text.attention_dropout == 0,
+                "attention_dropout is not 0, and replay cannot repeat what sampling did with it",
+            ),
+        )
         rules = (
-            (
-                config.text_config.model_type == "llama",
-                f"a language model of type {config.text_config.model_type!r}, not 'llama'",
-            ),
-            (
-                config.text_config.attention_dropout == 0,
-                "attention_dropout above 0, with which replay cannot repeat sampling",
-            ),
             (tokens == side**2, f"{tokens} tokens an image, but a grid of {side} x {side}"),
             (
                 config.vision_config.image_size == pixels,
@@ -153,6 +156,9 @@ def read_config(folder: Path) -> Any:
                 f"{config.vq_config.image_token_embed_dim} of generated tokens",
             ),
         )
+    for holds, found in limits:
+        if not holds:
+            raise ModelError(f"{path}: {found}; use a model like those of deepseek-community")
     for holds, found in rules:
         if not holds:
             raise ModelError(f"{path}: its parts do not match ({found}); {FETCH_AGAIN}")

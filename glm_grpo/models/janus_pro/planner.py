@@ -41,11 +41,11 @@ _PIXEL_COPIES, _FLOAT32 = 3, 4
 
 def knows_sizes(path: str) -> bool:
     """Whether it is a published model, a folder of one, or a hub id whose config is cached."""
-    return path in _SIZES or _config_folder(path) is not None
+    return path in _SIZES or find_config_folder(path) is not None
 
 
-def _config_folder(path: str) -> Path | None:
-    """Folder with the config: of the model, or of a hub id's files in the cache."""
+def find_config_folder(path: str) -> Path | None:
+    """Folder with the config: the model's, or that of a hub id's files in the cache."""
     if Path(path).is_dir():
         return Path(path) if (Path(path) / "config.json").is_file() else None
     cached = try_to_load_from_cache(path, "config.json") if path.count("/") == 1 else None
@@ -59,7 +59,7 @@ def read_sizes(path: str) -> Any:
         ConfigError: The path is neither.
         ModelError: The folder's config is damaged, or of another model.
     """
-    folder = Path(path) if Path(path).is_dir() else _config_folder(path)
+    folder = Path(path) if Path(path).is_dir() else find_config_folder(path)
     if folder is not None:
         return read_config(folder)
     if path not in _SIZES:
@@ -90,7 +90,7 @@ class JanusProPlanner:
     """Janus-Pro as a `Planner`.
 
     Args:
-        folder: Folder or hub id of the tokenizer; None if it is not available.
+        folder: Folder of the tokenizer; None if it is not available.
     """
 
     usual_prompt_tokens = 64
@@ -179,21 +179,13 @@ class JanusProPlanner:
         self, captions: Sequence[str], *, height: int, width: int
     ) -> int | None:
         """See `Planner`."""
-        folder = self._tokenizer_folder()
-        if folder is None:
+        if self._folder is None:
             return None
         try:
-            return longest_prompt_tokens(read_processor(folder), captions)
+            return longest_prompt_tokens(read_processor(self._folder), captions)
         except (GlmGrpoError, OSError, ValueError):
             # Loading the model reports what is wrong with its files.
             return None
-
-    def _tokenizer_folder(self) -> Path | None:
-        """Folder of the model, or of a hub id's files in the cache; None if there is neither."""
-        if self._folder is None or self._folder.is_dir():
-            return self._folder
-        cached = try_to_load_from_cache(str(self._folder), "tokenizer.json")
-        return Path(cached).parent if isinstance(cached, str) else None
 
     def decode_flops(self, config: Config) -> int:
         """See `Planner`."""

@@ -98,11 +98,6 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
         """Dtype of the generation head, which is never quantised."""
         return self.network.generation_head.vision_head.weight.dtype
 
-    @property
-    def temperature(self) -> float:
-        """Temperature of sampling and replay, stored in the network."""
-        return self.network.temperature
-
     def modules(self) -> tuple[nn.Module, ...]:
         """Language model, and the embeddings, aligner and head of generated tokens."""
         network = self.network

@@ -7,6 +7,7 @@ to room for more tokens than there are, and masks what is not written yet.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -72,33 +73,29 @@ class TokenStep:
         self._network = network
         self._cache = DynamicCache()
         parts = zip(*(cache.layers for cache in caches), strict=True)
-        self._layers = [self._layer(each, group_size, num_tokens - 1) for each in parts]
+        self._layers = [FilledLayer(each, group_size, num_tokens - 1) for each in parts]
         self._cache.layers = [*self._layers]
         self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
 
-    @staticmethod
-    def _layer(parts: tuple[Any, ...], group_size: int, tokens: int) -> FilledLayer:
-        return FilledLayer(parts, group_size, tokens)
-
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
         """Read one token of each sample."""
-        place = None
+        position_ids = None
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
-            place = self._mask.sum(dim=1, keepdim=True) - 1
-        return self._read(token_ids, self._mask, place)
+            position_ids = self._mask.sum(dim=1, keepdim=True) - 1
+        return self._read(token_ids, self._mask, position_ids)
 
     def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
         """The step followed by `finish`, as a function of tokens and uniforms."""
         return lambda token_ids, uniforms: finish(self(token_ids), uniforms)
 
     def _read(
-        self, token_ids: Int64[Tensor, " N"], mask: Tensor | None, place: Tensor | None
+        self, token_ids: Int64[Tensor, " N"], mask: Tensor | None, position_ids: Tensor | None
     ) -> Float[Tensor, "R D"]:
         read = self._network.language_model(
             inputs_embeds=self._network.embed_tokens(token_ids.unsqueeze(1)),
             attention_mask=mask,
-            position_ids=place,
+            position_ids=position_ids,
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -127,10 +124,11 @@ class FixedShapesStep(TokenStep):
         prompts = torch.ones(rows, length, device=like.device, dtype=torch.long)
         if self._mask is not None:
             prompts = self._mask
-        self._positions = prompts.sum(dim=1, keepdim=True)
-        hidden = torch.full((rows, like.shape[2]), -torch.inf, device=like.device, dtype=like.dtype)
-        hidden[:, :length].masked_fill_(prompts == 1, 0.0)
-        self._hidden = hidden[:, None, None]
+        self._position_ids = prompts.sum(dim=1, keepdim=True)
+        # Added to the scores of attention: 0 on what is read.
+        bias = torch.full((rows, like.shape[2]), -torch.inf, device=like.device, dtype=like.dtype)
+        bias[:, :length].masked_fill_(prompts == 1, 0.0)
+        self._bias = bias[:, None, None]
         self._at = torch.full((1,), length, device=like.device, dtype=torch.long)
         self._length, self._tokens, self._read_tokens = length, num_tokens - 1, 0
         for layer in self._layers:
@@ -143,8 +141,8 @@ class FixedShapesStep(TokenStep):
 
     def _widen(self) -> int:
         """Let layers show room for the next quarter of the tokens; returns the width."""
-        quarter = -(-self._tokens // _WIDTHS)
-        quarters = self._read_tokens // max(1, quarter) + 1
+        quarter = math.ceil(self._tokens / _WIDTHS)
+        quarters = self._read_tokens // quarter + 1
         width = self._length + min(self._tokens, quarters * quarter)
         for layer in self._layers:
             layer.width = width
@@ -152,11 +150,11 @@ class FixedShapesStep(TokenStep):
         return width
 
     def _read_next(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        self._hidden.index_fill_(-1, self._at, 0.0)
-        mask = self._hidden[..., : self._layers[0].width]
-        hidden = self._read(token_ids, mask, self._positions)
+        self._bias.index_fill_(-1, self._at, 0.0)
+        bias = self._bias[..., : self._layers[0].width]
+        hidden = self._read(token_ids, bias, self._position_ids)
         self._at += 1
-        self._positions += 1
+        self._position_ids += 1
         return hidden
 
 

@@ -84,6 +84,8 @@ def test_exported_adapter_makes_the_trained_policy_of_the_base(
     fresh.vision_language_encoder.load_adapter(tmp_path / "adapter")
     assert torch.allclose(log_probs_of(build_policy(fresh), experience), wanted, atol=1e-5)
     assert not torch.allclose(base, wanted, atol=1e-2)
+    fresh.vision_language_encoder.disable_adapters()
+    assert torch.equal(log_probs_of(build_policy(fresh), experience), base)
 
 
 @pytest.mark.parametrize(

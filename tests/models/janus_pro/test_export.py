@@ -70,6 +70,8 @@ def test_an_adapter_is_loaded_by_the_stock_class(
     model.load_adapter(tmp_path)
     assert torch.allclose(log_probs_of(model, *args), wanted, atol=1e-4)
     assert not torch.allclose(before, wanted, atol=1e-2)
+    model.disable_adapters()
+    assert torch.equal(log_probs_of(model, *args), before)
 
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])

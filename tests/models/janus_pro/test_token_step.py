@@ -29,9 +29,9 @@ def test_fixed_shapes_have_four_widths(make_janus_policy, janus_batch, monkeypat
     widths = []
     read = FixedShapesStep._read
 
-    def watch(step, token_ids, mask, place):
+    def watch(step, token_ids, mask, position_ids):
         widths.append(mask.shape[-1])
-        return read(step, token_ids, mask, place)
+        return read(step, token_ids, mask, position_ids)
 
     monkeypatch.setattr(FixedShapesStep, "_read", watch)
     policy._build_step = FixedShapesStep
