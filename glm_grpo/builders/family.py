@@ -30,7 +30,7 @@ def family_of(path: str) -> ModelFamily:
     What belongs to no family is left to GLM-Image, which says what it lacks.
 
     Raises:
-        ConfigError: The folder has another layout of Janus-Pro.
+        ConfigError: It is a Janus in its original layout.
     """
     name = _GLM_IMAGE
     if path != TINY:

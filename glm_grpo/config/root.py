@@ -34,8 +34,8 @@ TrackerName = Literal[
 
 
 _MOST_PIXELS = 10**12
-"""Largest number of pixels in a step. Already the ids and log-probabilities of their tokens take
-12 GB at 32 x 32 pixels a token, and the model's activations thousands of times as much."""
+"""Largest number of pixels in a step. At 32 x 32 pixels a token, the ids and log-probabilities of
+the tokens take 12 GB, and the model's activations thousands of times as much."""
 
 _USUAL_SIZES = {
     "rollout.height": 1024,

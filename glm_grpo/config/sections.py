@@ -96,8 +96,8 @@ class RolloutSection(Options):
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Images to sample at once, in whole groups; absent: all. Changes memory and speed; samples
-    only by rounding."""
+    """Images to sample at once, in whole groups; absent: all. Changes memory and speed, and the
+    samples only by rounding."""
     height: int = Field(ge=16, le=_LONGEST_SIDE, examples=[1024])
     """Image height in pixels; the model may allow only some, such as multiples of 32."""
     width: int = Field(ge=16, le=_LONGEST_SIDE, examples=[1024])
