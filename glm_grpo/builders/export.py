@@ -27,6 +27,7 @@ def export_model(
     *,
     kind: Literal["adapter", "pipeline"],
     note: Callable[[int], str],
+    results: str,
     training: str,
 ) -> Path:
     """Write trained weights in a format that other programs load.
@@ -35,10 +36,11 @@ def export_model(
         directory: Output folder, new or empty.
         kind: `adapter`: a folder that peft loads; `pipeline`: one that diffusers loads.
         note: Returns a warning for users, given the number of tokens per image.
-        training: Sections of the card, in Markdown.
+        results: Sections of the card, in Markdown, on what training changed.
+        training: Likewise on how the weights were trained.
 
     Returns:
-        Path of the model card, which shows how to generate an image.
+        Path of the page, which shows how to generate an image.
 
     Raises:
         ModelError: The original model of the run cannot be loaded.
@@ -58,6 +60,7 @@ def export_model(
         decode=config.decode,
         outside_codebook=note,
         license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
+        results=results,
         training=training,
         prompt=_example_prompt(config),
         num_sources=config.data.sources,
@@ -68,7 +71,7 @@ def export_model(
 
 
 def _example_prompt(config: Config) -> str:
-    """Prompt for a model card: the embedded model only knows prompts of its own world."""
+    """Prompt for a page: the embedded model only knows prompts of its own world."""
     is_edit = config.data.sources > 0
     if config.model.path == TINY:
         return EXAMPLE_INSTRUCTION if is_edit else EXAMPLE_CAPTION

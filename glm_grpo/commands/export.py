@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -9,9 +10,9 @@ from typing import Literal
 from glm_grpo.builders.export import export_model
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.models.export import describe_sampling
+from glm_grpo.models.export import PROGRAM, describe_sampling
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.run.folder import refuse_taken
+from glm_grpo.run.folder import refuse_taken, write_atomically
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.metrics import outside_codebook_note
 from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
@@ -39,18 +40,26 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     quiet_libraries()
     found = find_checkpoint(run)
     step = found.checkpoint.step
+    described = describe_training(found.folder, config, step=step)
     readme = export_model(
         config,
         found.evaluated,
         directory,
         kind=kind,
         note=partial(_outside_codebook_note, found),
-        training=describe_training(found.folder, config, step=step),
+        results=described.results,
+        training=described.training,
     )
+    for name, picture in described.pictures.items():
+        write_atomically(directory / name, picture)
+    folder = shlex.quote(str(directory))
+    shown = " and pictures of held-out prompts" if described.pictures else ""
     return (
-        f"{directory}: step {step}; {readme} is its model card and shows how to generate images "
-        f"with it; generation_config.json samples as the run did, "
-        f"{describe_sampling(config.rollout)}"
+        f"{directory}: step {step}; it samples as the run did, "
+        f"{describe_sampling(config.rollout)}\n"
+        f"look at it first: {readme} is its page, with prompts{shown}\n"
+        f"generate images:  python {folder}/{PROGRAM} --help\n"
+        f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}"
     )
 
 

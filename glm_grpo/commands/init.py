@@ -100,7 +100,7 @@ Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs
 3. Train: `glm-grpo train --config-dir {folder}`; Ctrl-C saves, `train.resume=auto` continues.
 4. Look: `glm-grpo gallery RUN --serve`, where RUN is `outputs/DATE/TIME`.
 5. Try other weights: `glm-grpo rescore RUN {term}=0.5`
-6. Use it: `glm-grpo export RUN my-model` writes the trained weights and a model card.
+6. Use it: `glm-grpo export RUN my-model` writes the trained weights and a page for the hub.
 """
 
 _FIELDS = "`prompt`, and optionally `target` (the image you want) and `text` (to be rendered)"

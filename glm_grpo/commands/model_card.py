@@ -1,9 +1,16 @@
-"""Describe a run's training and its results for the model card of an export."""
+"""Describe a run's training and its results for the page of an export."""
 
 from __future__ import annotations
 
+import io
 import re
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
@@ -11,62 +18,227 @@ from glm_grpo.models.export import describe_decoding, describe_sampling
 from glm_grpo.output import without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.summaries import summarise_until
+from glm_grpo.run.origin import Origin, read_origin
+from glm_grpo.run.summaries import summarise_until, untrained_means
+from glm_grpo.run.tables import (
+    MetricsRow,
+    evaluation_steps,
+    read_evaluation,
+    read_metrics,
+    read_table,
+    stored_steps,
+)
+from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet
+
+_SHEET, _CURVE = "before_after.png", "curve.png"
+_SHEET_COLUMNS = 4
+_SHEET_SIDE = 256
+"""Pixels of a picture on the sheet, at most."""
+_EXAMPLES = 3
+_LONGEST_PROMPT = 200
+"""Characters of a prompt that are shown."""
+
+_SECONDS = ("time/step", "time/records", "time/evaluation", "time/recheck")
+"""Metrics that add up to the time of a run; checkpoints are not timed."""
 
 
-def describe_training(folder: RunFolder, config: Config, *, step: int) -> str:
-    """Write the sections of a model card, in Markdown, for the weights of a step."""
-    return f"{_describe_settings(config, step=step)}\n{_describe_figures(folder, step=step)}"
+@dataclass(frozen=True)
+class Description:
+    """What a page says about a run.
+
+    Attributes:
+        results: Sections in Markdown on what training changed.
+        training: Likewise on how the weights were trained.
+        pictures: PNG files by the names under which the sections show them.
+    """
+
+    results: str
+    training: str
+    pictures: Mapping[str, bytes]
 
 
-def _describe_settings(config: Config, *, step: int) -> str:
+def describe_training(folder: RunFolder, config: Config, *, step: int) -> Description:
+    """Describe the weights of a step: results, settings, prompts, cost.
+
+    What cannot be read, as after a crash or when images were removed, is left out: the weights are
+    intact all the same.
+    """
+    rows: list[MetricsRow] = []
+    with suppress(StorageError):
+        rows = [row for row in read_metrics(folder) if (row["step"] or 0) <= step]
+    origin = None
+    with suppress(StorageError):
+        origin = read_origin(folder)
+    pictures: dict[str, bytes] = {}
+    with suppress(StorageError):
+        sheet = draw_contact_sheet(folder, columns=_SHEET_COLUMNS, last_step=step, side=_SHEET_SIDE)
+        if step > 0 and len(_evaluations_until(folder, step)) > 1:
+            pictures[_SHEET] = sheet
+    if curve := _draw_curve(config, rows):
+        pictures[_CURVE] = curve
+    results = [
+        "## Held-out prompts, before and after\n",
+        *(_describe_sheet(folder) if _SHEET in pictures else []),
+        _describe_figures(folder, step=step),
+        *([f"![Scores during training]({_CURVE})\n"] if _CURVE in pictures else []),
+    ]
+    training = [
+        _describe_settings(config, origin, rows, step=step),
+        *_describe_prompts(folder),
+        *([_describe_versions(origin)] if origin is not None else []),
+    ]
+    return Description("\n".join(results), "\n".join(training), pictures)
+
+
+def _evaluations_until(folder: RunFolder, step: int) -> list[int]:
+    return [each for each in evaluation_steps(folder) if each <= step]
+
+
+def _describe_sheet(folder: RunFolder) -> list[str]:
+    table = read_evaluation(folder, evaluation_steps(folder)[0], ("sample", "prompt")).to_pylist()
+    prompts = [row["prompt"] for row in table if row["sample"] == 0][:_SHEET_COLUMNS]
+    shown = "".join(f"{number}. {_text(prompt)}\n" for number, prompt in enumerate(prompts, 1))
+    return [
+        f"![Held-out prompts before and after training]({_SHEET})\n",
+        f"The first held-out prompts, with the same seeds each time:\n\n{shown}",
+    ]
+
+
+def _describe_figures(folder: RunFolder, *, step: int) -> str:
+    try:
+        summary = summarise_until(folder, step)
+    except StorageError:
+        return "The evaluations of the run cannot be read.\n"
+    if summary is None:
+        return "The run had no evaluation after its start when this was exported.\n"
+    untrained = untrained_means(folder)
+    columns = ["", *(["untrained"] if untrained else []), "before", "after", "change"]
+    cells = [change_row(row) for row in summary.rows]
+    if untrained:
+        cells = [(name, f"{untrained[name]:z.3f}", *others) for name, *others in cells]
+    note = interval_note(row.low for row in summary.rows)
+    below = f"\n{note}\n" if note else ""
+    start = "the start of the run"
+    if untrained:
+        start = "the start of the run (which began with the weights of another one)"
+    return (
+        f"Mean scores on {summary.prompts} prompts that were not used in training, at {start} and "
+        f"at step {summary.step}; higher is better. The intervals are 95 % bootstrap intervals of "
+        "the change, over prompts.\n\n"
+        f"{_table([*columns, '95 % interval'], cells)}{below}"
+    )
+
+
+def _describe_settings(
+    config: Config, origin: Origin | None, rows: Sequence[MetricsRow], *, step: int
+) -> str:
     method = "supervised fine-tuning on target images"
     if config.train.method == "grpo":
-        method = f"GRPO, loss `{config.loss.kind}`, KL weight {config.loss.kl_coef:g}"
+        method = (
+            f"GRPO, loss `{config.loss.kind}`, KL weight {config.loss.kl_coef:g}, credit by "
+            f"{config.advantage.credit}"
+        )
     adapter = config.model.adapter
     trained = "all weights of the language model"
     if adapter is not None:
         trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
     rollout, weights = config.rollout, config.reward.weights()
     terms = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-    rows = {
+    values = {
         "base model": _public(config.model.path),
         "started from": _public(config.model.start_from or config.model.path),
         "method": f"{method}; the decoder stays frozen",
         "trained": trained,
         "steps": f"{step}, of {rollout.prompts_per_step} prompts with {rollout.group_size} images "
-        f"each; learning rate {config.optim.learning_rate:g}; seed {config.train.seed}",
+        "each",
+        "optimizer": f"learning rate {config.optim.learning_rate:g}",
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
         "reward": f"`{config.reward.combine}` of {terms}",
         "sampling": describe_sampling(rollout),
         "decoding": describe_decoding(config.decode),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
-        "program": f"glm-grpo {version('glm-grpo')}",
+        "seeds": f"training {config.train.seed}, evaluations {config.eval.seed}",
+        "cost": _describe_cost(config, origin, rows, step=step),
     }
     if config.run.notes is not None:
-        rows["notes"] = re.sub(r"\s*\n\s*", "; ", config.run.notes).replace("|", r"\|")
-    lines = (f"| {name} | {value} |\n" for name, value in rows.items())
-    return f"## How it was trained\n\n| | |\n|---|---|\n{''.join(lines)}"
+        values["notes"] = _text(config.run.notes.replace("\n", "; "))
+    return f"## How it was trained\n\n{_table(['', ''], values.items())}"
 
 
-def _describe_figures(folder: RunFolder, *, step: int) -> str:
-    title = "## Held-out prompts, before and after\n\n"
-    try:
-        summary = summarise_until(folder, step)
-    except StorageError:
-        # The weights are intact, even if the evaluations are not.
-        return f"{title}The evaluations of the run cannot be read.\n"
-    if summary is None:
-        return f"{title}The run had no evaluation after its start when this was exported.\n"
-    rows = "".join(f"| {' | '.join(change_row(row))} |\n" for row in summary.rows)
-    note = interval_note(row.low for row in summary.rows)
-    below = f"\n{note}\n" if note else ""
-    return (
-        f"{title}Mean scores on {summary.prompts} prompts that were not used in training, at the "
-        f"start of the run and at step {summary.step}; higher is better. The intervals are 95 % "
-        "bootstrap intervals of the change, over prompts.\n\n"
-        f"| | before | after | change | 95 % interval |\n|---|---|---|---|---|\n{rows}{below}"
-    )
+def _describe_cost(
+    config: Config, origin: Origin | None, rows: Sequence[MetricsRow], *, step: int
+) -> str:
+    parts = []
+    if config.train.method == "grpo":
+        images = step * config.rollout.prompts_per_step * config.rollout.group_size
+        parts.append(f"{images:,} images sampled")
+    seconds = sum(row.get(name) or 0.0 for row in rows for name in _SECONDS)
+    if seconds:
+        parts.append(f"{timedelta(seconds=round(seconds))} (h:mm:ss)")
+    devices = origin.devices if origin is not None else ""
+    return ", ".join(parts) + (f" on {devices}" if devices else "")
+
+
+def _describe_prompts(folder: RunFolder) -> list[str]:
+    """Number of prompts, and examples of those that were sampled."""
+    origin, examples = None, []
+    with suppress(StorageError):
+        origin = read_origin(folder)
+        steps = stored_steps(folder.rollouts_dir)
+        rows = read_table(folder.rollout_path(steps[0]), ("prompt",)).to_pylist() if steps else []
+        examples = [*dict.fromkeys(row["prompt"] for row in rows)][:_EXAMPLES]
+    if origin is None:
+        return []
+    numbers = f"{len(origin.training)} for training, {len(origin.held_out)} held out."
+    if not examples:
+        return [f"## Prompts\n\n{numbers}\n"]
+    shown = "".join(f"- {_text(prompt)}\n" for prompt in examples)
+    return [f"## Prompts\n\n{numbers} Some of those used in training:\n\n{shown}"]
+
+
+def _describe_versions(origin: Origin) -> str:
+    shown = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    return f"## Versions\n\n{shown}\n"
+
+
+def _draw_curve(config: Config, rows: Sequence[MetricsRow]) -> bytes:
+    """Draw the held-out total, and the reward if it is in the same units; empty: too few points."""
+    names = {"eval/total": "held-out prompts"}
+    if config.reward.combine == "weighted_sum":
+        names = {"reward/mean": "samples of each step", **names}
+    figure = Figure(figsize=(7, 3), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for name, label in names.items():
+        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if name == "eval/total" and len(points) < 2:
+            return b""
+        is_evaluation = name == "eval/total"
+        axes.plot(
+            *zip(*points, strict=True),
+            label=label,
+            color="tab:blue" if is_evaluation else "lightgrey",
+            marker="o" if is_evaluation else None,
+        )
+    axes.set(xlabel="step", ylabel="mean total")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _text(text: str) -> str:
+    """A text of the user in one line of Markdown, without markup of its own."""
+    line = " ".join(text.split())
+    if len(line) > _LONGEST_PROMPT:
+        line = f"{line[:_LONGEST_PROMPT]} ..."
+    return re.sub(r"([\\`*_\[\]<>#|~$]|^[-+]|(?<=^\d)[.)])", r"\\\1", line)
 
 
 def _public(path: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+import torch
 from accelerate.utils import get_int_from_env
 from rich.console import Console
 from rich.text import Text
@@ -134,7 +135,8 @@ def _open_and_train(
     if opened.is_finished:
         return opened.folder, summarise(opened.folder)
     config = pin_start(checked.config, opened.checkpoint, launch.processes)
-    launch.processes.on_main(partial(_keep_origin, opened, given, config, checked.prompts))
+    keep = partial(_keep_origin, opened, given, config, checked.prompts, _devices_of(launch))
+    launch.processes.on_main(keep)
     logger.info(
         "run folder: %s (open gallery/index.html in it once the first evaluation is done)",
         opened.folder.path,
@@ -146,9 +148,20 @@ def _open_and_train(
     return folder, trainer.run()
 
 
-def _keep_origin(opened: OpenedRun, given: Config, pinned: Config, prompts: Prompts) -> None:
+def _keep_origin(
+    opened: OpenedRun, given: Config, pinned: Config, prompts: Prompts, devices: str
+) -> None:
     origin = describe_origin(pinned, held_out=prompts.held_out, training=prompts.training)
-    keep_origin(opened, origin, given)
+    keep_origin(opened, replace(origin, devices=devices), given)
+
+
+def _devices_of(launch: Launch) -> str:
+    """Name the devices of all processes, such as `2 x NVIDIA H100 80GB HBM3`."""
+    device, count = launch.accelerator.device, launch.processes.count
+    name = f"CPU ({torch.get_num_threads()} threads)"
+    if device.type != "cpu":
+        name = torch.get_device_module(device).get_device_name(device)
+    return f"{count} x {name}" if count > 1 else name
 
 
 def _build(

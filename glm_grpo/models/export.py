@@ -1,18 +1,20 @@
-"""Settings that an export writes into its model card, and the licence of its base."""
+"""The page and the program of an export, and the settings that they name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from huggingface_hub import hf_hub_download, metadata_load
+from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
 
 README = "README.md"
+PROGRAM = "generate.py"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -28,7 +30,8 @@ class StockSettings:
         outside_codebook: Returns a note on tokens outside the codebook, which stock sampling does
             not exclude, given the number of tokens per image; empty: not measured.
         license: Hub name of the base's licence; None: unknown.
-        training: Sections of the card, in Markdown, on training and its results.
+        results: Sections of the card, in Markdown, on what training changed.
+        training: Likewise on how the weights were trained.
         prompt: Prompt of the card's example, for generation or editing.
         num_sources: Source pictures per prompt; 0: text-to-image.
         is_embedded: Whether the base is the model in the package.
@@ -40,6 +43,7 @@ class StockSettings:
     decode: DecodeSection
     outside_codebook: Callable[[int], str]
     license: str | None
+    results: str
     training: str
     prompt: str
     num_sources: int = 0
@@ -58,11 +62,129 @@ class StockSettings:
         return self.base if self.is_on_hub else Path(self.base).name
 
     @property
+    def base_place(self) -> str:
+        """Hub id of the base; for a folder, a placeholder for the reader to fill in."""
+        if self.is_on_hub:
+            return self.base
+        name = "glm_grpo/tiny/weights/pipeline" if self.is_embedded else self.base_name
+        return f"PATH/TO/{name}"
+
+    @property
     def base_code(self) -> str:
-        """Python expression for the base; for a folder, a placeholder for the reader to fill in."""
-        if self.is_embedded:
-            return 'model_path("tiny")'
-        return repr(self.base if self.is_on_hub else f"PATH/TO/{self.base_name}")
+        """Python expression for the base."""
+        return 'model_path("tiny")' if self.is_embedded else repr(self.base_place)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a family writes about an export.
+
+    Attributes:
+        title: What the weights are; `{base}` stands for the name of the base model.
+        metadata: For the hub, which accepts a base model only by its hub id.
+        license: Sentences on the licence.
+        notes: What a user must know to generate images.
+        snippet: Python that loads the weights and saves one image; empty: `generate.py` is enough.
+        imports: Import statements of `generate.py`.
+        load: Its Python that loads the weights from `here` onto `device`, and defines `draw()`,
+            which returns an image for `options.prompt`.
+        to_base: Its Python after which `draw()` uses the base.
+        has_adapter: Whether the base is loaded in any case; otherwise only with `--base`.
+    """
+
+    title: str
+    metadata: ModelCardData
+    license: str
+    notes: Sequence[str]
+    snippet: str
+    imports: str
+    load: str
+    to_base: str
+    has_adapter: bool
+
+
+def write_card(directory: Path, card: Card, settings: StockSettings) -> None:
+    """Write the page and the program of an export into its folder."""
+    (directory / README).write_text(_page(card, settings), encoding="utf-8")
+    (directory / PROGRAM).write_text(_program(card, settings), encoding="utf-8")
+
+
+def _page(card: Card, settings: StockSettings) -> str:
+    call = ["python", PROGRAM, settings.prompt]
+    if not settings.is_on_hub or not card.has_adapter:
+        call += ["--base", settings.base_place]
+    snippet = f"""
+In your own code, run in this folder:
+
+```python
+{card.snippet}
+```
+"""
+    return f"""\
+---
+{card.metadata.to_yaml()}
+---
+
+# {card.title.format(base=settings.base_name)}, trained by glm-grpo
+
+{card.license}
+
+{settings.results}
+## Generate an image
+
+[`{PROGRAM}`]({PROGRAM}) saves `picture.png`: on the left the base model, on the right these
+weights, with the same seed.
+
+```bash
+{shlex.join(call)}
+```
+
+{"".join(f"- {note}{chr(10)}" for note in card.notes)}{snippet if card.snippet else ""}
+{settings.training}"""
+
+
+def _program(card: Card, settings: StockSettings) -> str:
+    base = 'help="folder or hub id of the base model, to draw with it too"'
+    if card.has_adapter:
+        known = f"default={settings.base!r}" if settings.is_on_hub else "required=True"
+        base = f'{known}, help="folder or hub id of the base model"'
+    sources = ""
+    if settings.num_sources:
+        paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
+        sources = f'parser.add_argument("--sources", nargs={len(paths)}, default={paths!r})\n'
+    to_base = f"{card.to_base}\nimages.insert(0, draw())"
+    if not card.has_adapter:
+        to_base = "if options.base:\n" + "\n".join(f"    {line}" for line in to_base.splitlines())
+    return f'''\
+"""Draw a prompt with the base model and with these weights, side by side, as in training."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from PIL import Image
+{card.imports}
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("prompt", nargs="?", default={settings.prompt!r})
+parser.add_argument("--base", {base})
+{sources}parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--output", default="picture.png")
+options = parser.parse_args()
+here = Path(__file__).resolve().parent
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+{card.load}
+
+
+images = [draw()]
+{to_base}
+picture = Image.new("RGB", (sum(image.width for image in images), images[0].height))
+for index, image in enumerate(images):
+    picture.paste(image, (index * image.width, 0))
+picture.save(options.output)
+print(options.output)
+'''
 
 
 def describe_sampling(rollout: RolloutSection) -> str:

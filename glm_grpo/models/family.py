@@ -147,7 +147,7 @@ class ModelFamily(Protocol):
         *,
         kind: Literal["adapter", "pipeline"],
     ) -> None:
-        """Write trained weights, with a model card, in a format that other programs load.
+        """Write trained weights, with a page for the hub, in a format that other programs load.
 
         The policy cannot be trained after this.
 

@@ -34,6 +34,7 @@ class Origin:
             that a term reads, by config key.
         code: Digest of the source of each custom function, by config key.
         versions: Version by name of the installed package.
+        devices: What the run was last trained on, such as `2 x NVIDIA H100 80GB HBM3`.
         changed: Keys of the model and of terms whose files or code changed while the run was
             stopped, so that its evaluations were made or scored in different ways.
     """
@@ -44,6 +45,7 @@ class Origin:
     files: Digests
     code: Digests
     versions: Mapping[str, str]
+    devices: str = ""
     changed: tuple[str, ...] = ()
 
     def changed_in(self, later: Origin) -> tuple[str, ...]:

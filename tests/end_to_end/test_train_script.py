@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from huggingface_hub import metadata_load
 from PIL import Image
 
 from glm_grpo import cli
+from glm_grpo.commands.model_card import describe_training
 from glm_grpo.config import from_yaml
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
@@ -125,22 +127,18 @@ def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, tmp_path):
     assert folder.picture(table["image"][0].as_py()).is_file()
 
 
-def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(
-    run, programs, tmp_path, capsys
-):
+def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, capsys):
     folder = tmp_path / "pipeline"
     cli.main(["export", str(run[0]), str(folder)])
 
     said = capsys.readouterr().out
     assert str(folder / "README.md") in said
     assert "samples as the run did, temperature 1, no token dropped" in said
+    assert said.endswith(f" hf upload YOUR-NAME/pipeline {folder}\n")
     share = read_metrics(RunFolder(run[0]))[-1]["policy/outside_codebook"]
     assert 0 < share < 1e-2
     assert f"Outside the codebook: {share:.1e} of a token's" in (folder / "README.md").read_text()
-    (snippet,) = re.findall(
-        r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL
-    )
-    drawn = programs.run(folder, "-c", snippet)
+    drawn = programs.run(folder, "generate.py")
     assert drawn.returncode == 0, drawn.stderr
     card = (folder / "README.md").read_text()
     assert metadata_load(folder / "README.md")["license"] == "apache-2.0"
@@ -152,9 +150,26 @@ def test_export_command_writes_a_pipeline_whose_readme_draws_a_picture(
     assert re.search(rf"\| total \| 0\.\d{{3}} \| {after:.3f} \| [+-]0\.\d{{3}} \|", card)
     # As tiny.yaml draws.
     assert Image.open(folder / "picture.png").size == (128, 128)
-    assert "num_inference_steps=4," in snippet
+    assert "num_inference_steps=4," in card
     # What the embedded model knows how to draw.
-    assert f"    {EXAMPLE_CAPTION!r}," in snippet
+    assert f"    {EXAMPLE_CAPTION!r}," in card
+    assert re.search(r"\| cost \| 4 images sampled, 0:0\d:\d\d \(h:mm:ss\) on CPU", card)
+    assert "226 for training, 2 held out." in card
+    for picture in ("before_after.png", "curve.png"):
+        assert f"]({picture})" in card
+        assert Image.open(folder / picture).width > 300
+
+
+def test_the_page_of_an_export_does_without_images_that_were_removed(run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run[0], copied, ignore=shutil.ignore_patterns("images", "checkpoints"))
+    config = from_yaml((copied / "config.yaml").read_text())
+
+    described = describe_training(RunFolder(copied), config, step=1)
+
+    assert list(described.pictures) == ["curve.png"]
+    assert "before_after" not in described.results
+    assert "Mean scores on 2 prompts" in described.results
 
 
 @pytest.mark.long

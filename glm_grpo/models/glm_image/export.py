@@ -1,11 +1,8 @@
-"""Export trained weights in formats that other programs load, with a model card.
-
-The card is a README.md in the format of the Hugging Face hub: metadata, how to generate an image
-with stock classes, what the weights were trained for, and the results.
-"""
+"""Export trained weights in formats that other programs load, with a page for the hub."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from diffusers import GlmImagePipeline
@@ -13,11 +10,9 @@ from huggingface_hub import ModelCardData
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from glm_grpo.models.export import README, StockSettings, describe_sampling
+from glm_grpo.models.export import Card, StockSettings, describe_sampling, write_card
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import token_layout
-
-_ADAPTER, _PIPELINE = "Adapter of the language model", "Pipeline"
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:
@@ -33,12 +28,8 @@ def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path)
     # peft stores none.
     _sample_as_trained(adapted.get_base_model(), settings)
     adapted.get_base_model().generation_config.save_pretrained(directory)
-    load = f"""\
-pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, dtype=torch.{settings.dtype})
-pipeline.vision_language_encoder.load_adapter(".")
-pipeline.vision_language_encoder.generation_config = GenerationConfig.from_pretrained(".")"""
     # peft writes its own README, a template in which every line is to be filled in.
-    _write_readme(directory, _ADAPTER, load, settings)
+    write_card(directory, _card(settings, is_adapter=True), settings)
 
 
 def export_pipeline(
@@ -59,8 +50,7 @@ def export_pipeline(
     _sample_as_trained(model, settings)
     pipeline.register_modules(vision_language_encoder=model)
     pipeline.save_pretrained(directory)
-    load = f'pipeline = GlmImagePipeline.from_pretrained(".", dtype=torch.{settings.dtype})'
-    _write_readme(directory, _PIPELINE, load, settings)
+    write_card(directory, _card(settings, is_adapter=False), settings)
 
 
 def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
@@ -74,70 +64,71 @@ def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
     config.min_p = rollout.min_p
 
 
-def _write_readme(directory: Path, what: str, load: str, settings: StockSettings) -> None:
-    has_preview = settings.num_sources == 0
-    layout = token_layout(settings.rollout.height, settings.rollout.width, has_preview=has_preview)
+def _card(settings: StockSettings, *, is_adapter: bool) -> Card:
+    rollout = settings.rollout
+    layout = token_layout(rollout.height, rollout.width, has_preview=settings.num_sources == 0)
     outside_codebook = settings.outside_codebook(layout.num_tokens)
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
-        f"The run was trained at {settings.rollout.height} x {settings.rollout.width}.",
+        f"The run was trained at {rollout.height} x {rollout.width}.",
         "`generation_config.json` sets how tokens are sampled: as the run did "
-        f"({describe_sampling(settings.rollout)}), whatever the base model has.",
+        f"({describe_sampling(rollout)}), whatever the base model has.",
         *([outside_codebook] if outside_codebook else []),
     ]
-    imports = ""
-    if what == _ADAPTER:
-        imports = "from transformers import GenerationConfig\n"
+    if is_adapter:
         notes.append("`pipeline.vision_language_encoder.disable_adapters()` draws with the base.")
-    if what == _ADAPTER and settings.is_embedded:
-        imports += "from glm_grpo.builders.models import model_path\n"
-    elif what == _ADAPTER and not settings.is_on_hub:
-        notes.append(f"`{settings.base_code}` stands for the folder of the base model.")
     if settings.num_sources:
-        imports += "from diffusers.utils import load_image\n"
         notes.append(
-            "The edit call of the pipeline fails with transformers 5.18 and later, so here the "
-            "language model generates the tokens, and the pipeline only decodes them."
+            "The edit call of the pipeline fails with transformers 5.18 and later, so in "
+            "`generate.py` the language model generates the tokens, and the pipeline only decodes "
+            "them."
         )
-    draw = _edit(settings) if settings.num_sources else _draw(settings)
-    text = f"""\
----
-{_metadata(what, settings)}
----
+    base, dtype = "options.base" if is_adapter else "here", f"dtype=torch.{settings.dtype}"
+    load = [
+        f"pipeline = GlmImagePipeline.from_pretrained({base}, {dtype}).to(device)",
+        "model = pipeline.vision_language_encoder",
+    ]
+    from_transformers = "GenerationConfig" if is_adapter else "GlmImageForConditionalGeneration"
+    if is_adapter:
+        load += [
+            "model.load_adapter(str(here))",
+            "model.generation_config = GenerationConfig.from_pretrained(here)",
+        ]
+        to_base = "model.disable_adapters()"
+    else:
+        to_base = f"""\
+base = GlmImageForConditionalGeneration.from_pretrained(
+    options.base, subfolder="vision_language_encoder", {dtype}
+)
+base.generation_config = model.generation_config
+model = base.to(device)
+pipeline.register_modules(vision_language_encoder=model)"""
+    imports = ["from diffusers import GlmImagePipeline"]
+    if settings.num_sources:
+        imports.append("from diffusers.utils import load_image")
+    return Card(
+        title="Adapter for {base}" if is_adapter else "{base}",
+        metadata=_metadata(settings, is_adapter=is_adapter),
+        license=_describe_license(settings),
+        notes=notes,
+        snippet="" if settings.num_sources else _snippet(settings, is_adapter=is_adapter),
+        imports="\n".join([*imports, f"from transformers import {from_transformers}"]),
+        load="\n".join(
+            [*load, "", "", _edit(settings) if settings.num_sources else _draw(settings)]
+        ),
+        to_base=to_base,
+        has_adapter=is_adapter,
+    )
 
-# {what} trained by glm-grpo
 
-{_describe_license(settings)}
-
-## Generate an image
-
-{"".join(f"- {note}{chr(10)}" for note in notes)}
-Run this in this folder; on a GPU, call `pipeline.to("cuda")` after loading.
-
-```python
-import torch
-from diffusers import GlmImagePipeline
-{imports}
-{load}
-torch.manual_seed(0)
-{draw}
-image.save("picture.png")
-```
-
-{settings.training}"""
-    (directory / README).write_text(text, encoding="utf-8")
-
-
-def _metadata(what: str, settings: StockSettings) -> str:
-    """YAML metadata for the hub, which accepts a base model only by its hub id."""
-    is_adapter = what == _ADAPTER
+def _metadata(settings: StockSettings, *, is_adapter: bool) -> ModelCardData:
     return ModelCardData(
         base_model=settings.base if settings.is_on_hub else None,
         license=settings.license,
         library_name="peft" if is_adapter else "diffusers",
         pipeline_tag="image-to-image" if settings.num_sources else "text-to-image",
         tags=["glm-grpo", "grpo", "reinforcement-learning", *(["lora"] if is_adapter else [])],
-    ).to_yaml()
+    )
 
 
 def _describe_license(settings: StockSettings) -> str:
@@ -150,12 +141,40 @@ def _describe_license(settings: StockSettings) -> str:
     return f"Licence: that of the base model, {settings.license}."
 
 
-def _draw(settings: StockSettings) -> str:
+def _snippet(settings: StockSettings, *, is_adapter: bool) -> str:
+    dtype = f"dtype=torch.{settings.dtype}"
+    imports, load = "", f'pipeline = GlmImagePipeline.from_pretrained(".", {dtype})'
+    if is_adapter:
+        imports = "from transformers import GenerationConfig\n"
+        load = f"""\
+pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, {dtype})
+pipeline.vision_language_encoder.load_adapter(".")
+pipeline.vision_language_encoder.generation_config = GenerationConfig.from_pretrained(".")"""
+    if is_adapter and settings.is_embedded:
+        imports += "from glm_grpo.builders.models import model_path\n"
     return f"""\
+import torch
+from diffusers import GlmImagePipeline
+{imports}
+{load}
+# On a GPU: pipeline.to("cuda")
+torch.manual_seed(0)
 image = pipeline(
     {settings.prompt!r},
-{_decoding(settings)}
-).images[0]"""
+{_decoding(settings, seed="0")}
+).images[0]
+image.save("picture.png")"""
+
+
+def _draw(settings: StockSettings) -> str:
+    return f"""\
+def draw():
+    torch.manual_seed(options.seed)
+    images = pipeline(
+        options.prompt,
+{textwrap.indent(_decoding(settings, seed="options.seed"), "    ")}
+    ).images
+    return images[0]"""
 
 
 def _edit(settings: StockSettings) -> str:
@@ -165,47 +184,46 @@ def _edit(settings: StockSettings) -> str:
     """
     height, width = settings.rollout.height, settings.rollout.width
     rows, columns = height // 32, width // 32
-    paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
     return f"""\
-instruction = {settings.prompt!r}
-sources = [load_image(path).resize(({width}, {height})) for path in {paths}]
-content = [*({{"type": "image", "image": source}} for source in sources)]
-content.append({{"type": "text", "text": instruction}})
-model = pipeline.vision_language_encoder
-inputs = pipeline.processor.apply_chat_template(
-    [[{{"role": "user", "content": content}}]],
-    tokenize=True,
-    return_dict=True,
-    processor_kwargs=dict(target_h={height}, target_w={width}, padding=True, return_tensors="pt"),
-).to(model.device)
-
-
 def for_decoder(tokens):  # twice as many each way
     grid = tokens.view(1, {rows}, {columns})
     return grid.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2).flatten(1)
 
 
-grids = inputs["image_grid_thw"][: len(sources)]
-with torch.no_grad():
+@torch.no_grad()
+def draw():
+    torch.manual_seed(options.seed)
+    sources = [load_image(path).resize(({width}, {height})) for path in options.sources]
+    content = [*({{"type": "image", "image": source}} for source in sources)]
+    content.append({{"type": "text", "text": options.prompt}})
+    size = {{"target_h": {height}, "target_w": {width}}}
+    inputs = pipeline.processor.apply_chat_template(
+        [[{{"role": "user", "content": content}}]],
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={{**size, "padding": True, "return_tensors": "pt"}},
+    ).to(device)
     tokens = model.generate(**inputs, max_new_tokens={rows * columns})
+    grids = inputs["image_grid_thw"][: len(sources)]
     features = model.get_image_features(inputs["pixel_values"], grids).pooler_output
     # Rows of patches in transformers 5.17, a grid from 5.18 on.
     maps = [each if each.ndim == 3 else each.T.view(-1, {rows}, {columns}) for each in features]
     read = [model.model.vqmodel.encode(each[None]).image_tokens for each in maps]
-image = pipeline(
-    [instruction],
-    image=[sources],
-    prior_token_ids=for_decoder(tokens[:, inputs["input_ids"].shape[1] :]),
-    prior_token_image_ids=[torch.cat([for_decoder(each)[0] for each in read])],
-    source_image_grid_thw=[torch.tensor([[1, {2 * rows}, {2 * columns}]] * len(sources))],
-{_decoding(settings)}
-).images[0]"""
+    images = pipeline(
+        [options.prompt],
+        image=[sources],
+        prior_token_ids=for_decoder(tokens[:, inputs["input_ids"].shape[1] :]),
+        prior_token_image_ids=[torch.cat([for_decoder(each)[0] for each in read])],
+        source_image_grid_thw=[torch.tensor([[1, {2 * rows}, {2 * columns}]] * len(sources))],
+{textwrap.indent(_decoding(settings, seed="options.seed"), "    ")}
+    ).images
+    return images[0]"""
 
 
-def _decoding(settings: StockSettings) -> str:
+def _decoding(settings: StockSettings, *, seed: str) -> str:
     return f"""\
     height={settings.rollout.height},
     width={settings.rollout.width},
     num_inference_steps={settings.decode.steps},
     guidance_scale={settings.decode.guidance_scale},
-    generator=torch.Generator().manual_seed(0),"""
+    generator=torch.Generator().manual_seed({seed}),"""

@@ -1,17 +1,20 @@
-"""Export trained weights in formats that stock transformers loads, with a model card."""
+"""Export trained weights in formats that stock transformers loads, with a page for the hub."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
 from peft import PeftModel
 
-from glm_grpo.models.export import README, StockSettings, describe_sampling
+from glm_grpo.config.sections import RolloutSection
+from glm_grpo.models.export import Card, StockSettings, describe_sampling, write_card
 from glm_grpo.models.janus_pro.loading import JanusPro
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
 
+_IMPORTS = "from transformers import DynamicCache, JanusForConditionalGeneration, JanusProcessor"
 _LICENSE_LINK = "https://github.com/deepseek-ai/Janus/blob/main/LICENSE-MODEL"
 
 
@@ -29,13 +32,8 @@ def export_adapter(
     adapted.save_pretrained(directory, save_embedding_layers=False)
     _sample_as_trained(policy, settings)
     policy.model.generation_config.save_pretrained(directory)
-    load = f"""\
-base = {settings.base_code}
-processor = JanusProcessor.from_pretrained(base)
-model = JanusForConditionalGeneration.from_pretrained(base, dtype=torch.{settings.dtype})
-model.load_adapter(".")"""
     # peft writes its own README, a template in which every line is to be filled in.
-    _write_readme(directory, load, policy, settings, is_adapter=True)
+    write_card(directory, _card(policy, settings, is_adapter=True), settings)
 
 
 def export_folder(
@@ -55,10 +53,7 @@ def export_folder(
     _sample_as_trained(policy, settings)
     model.save_pretrained(directory)
     parts.processor.save_pretrained(directory)
-    load = f"""\
-processor = JanusProcessor.from_pretrained(".")
-model = JanusForConditionalGeneration.from_pretrained(".", dtype=torch.{settings.dtype})"""
-    _write_readme(directory, load, policy, settings, is_adapter=False)
+    write_card(directory, _card(policy, settings, is_adapter=False), settings)
 
 
 def _sample_as_trained(policy: JanusProPolicy, settings: StockSettings) -> None:
@@ -76,29 +71,69 @@ def _sample_as_trained(policy: JanusProPolicy, settings: StockSettings) -> None:
     config._from_model_config = False
 
 
-def _write_readme(
-    directory: Path,
-    load: str,
-    policy: JanusProPolicy,
-    settings: StockSettings,
-    *,
-    is_adapter: bool,
-) -> None:
+def _card(policy: JanusProPolicy, settings: StockSettings, *, is_adapter: bool) -> Card:
     rollout, scale = settings.rollout, policy.network.guidance_scale
     notes = [
         f"Every image has {rollout.height} x {rollout.width} pixels.",
-        f"The call below samples as the run did ({describe_sampling(rollout)}). Its arguments must "
-        "be given: without `top_k=0`, transformers keeps only the 50 most probable tokens.",
+        f"The calls sample as the run did ({_describe_sampling(rollout, scale)}). Their arguments "
+        "must be given: without `top_k=0`, transformers keeps only the 50 most probable tokens.",
     ]
     if is_adapter:
         notes.append("`model.disable_adapters()` draws with the base.")
-    if is_adapter and not settings.is_on_hub:
-        notes.append(f"`{settings.base_code}` stands for the folder of the base model.")
     if scale == 1.0:
         notes.append(
             "The run sampled without guidance, which stock `generate` cannot do: it fails at "
             "`guidance_scale=1`. The call uses 1.001, which is close to it."
         )
+    dtype = f"dtype=torch.{settings.dtype}"
+    base = "options.base" if is_adapter else "here"
+    load = [
+        f"processor = JanusProcessor.from_pretrained({base})",
+        f"model = JanusForConditionalGeneration.from_pretrained({base}, {dtype})",
+    ]
+    to_base = f"model = JanusForConditionalGeneration.from_pretrained(options.base, {dtype})"
+    own = [each.replace("options.base", settings.base_code) for each in load]
+    own = [each.replace("(here", '("."') for each in own]
+    if is_adapter:
+        load.append("model.load_adapter(str(here))")
+        own.append('model.load_adapter(".")')
+        to_base = "model.disable_adapters()"
+    else:
+        to_base += "\nmodel.eval().to(device)"
+    generate = _generate(rollout, scale)
+    return Card(
+        title="Adapter for {base}" if is_adapter else "{base}",
+        metadata=_metadata(is_adapter, settings),
+        license=_describe_license(settings),
+        notes=notes,
+        snippet=f"""\
+import torch
+from PIL import Image
+{_IMPORTS}
+
+{chr(10).join(own)}
+model.eval()
+# On a GPU: model.to("cuda")
+torch.manual_seed(0)
+{generate.replace("options.prompt", repr(settings.prompt))}
+Image.fromarray(levels.cpu().numpy()).save("picture.png")""",
+        imports=_IMPORTS,
+        load=f"""\
+{chr(10).join(load)}
+model.eval().to(device)
+
+
+def draw():
+    torch.manual_seed(options.seed)
+{textwrap.indent(generate, "    ")}
+    return Image.fromarray(levels.cpu().numpy())""",
+        to_base=to_base,
+        has_adapter=is_adapter,
+    )
+
+
+def _generate(rollout: RolloutSection, scale: float) -> str:
+    """Python that makes the bytes of an image for `options.prompt`."""
     options = [
         'generation_mode="image"',
         "do_sample=True",
@@ -110,28 +145,8 @@ def _write_readme(
         "past_key_values=DynamicCache()",
     ]
     arguments = "".join(f"    {option},\n" for option in options)
-    text = f"""\
----
-{_metadata(is_adapter, settings)}
----
-
-# {"Adapter of the language model" if is_adapter else "Model"} trained by glm-grpo
-
-{_describe_license(settings)}
-
-## Generate an image
-
-{"".join(f"- {note}{chr(10)}" for note in notes)}
-Run this in this folder; on a GPU, call `model.to("cuda")` after loading.
-
-```python
-import torch
-from PIL import Image
-from transformers import DynamicCache, JanusForConditionalGeneration, JanusProcessor
-
-{load}
-model.eval()
-message = {{"role": "user", "content": [{{"type": "text", "text": {settings.prompt!r}}}]}}
+    return f"""\
+message = {{"role": "user", "content": [{{"type": "text", "text": options.prompt}}]}}
 inputs = processor.apply_chat_template(
     [[message]],
     add_generation_prompt=True,
@@ -139,21 +154,19 @@ inputs = processor.apply_chat_template(
     return_dict=True,
     processor_kwargs={{"generation_mode": "image", "return_tensors": "pt"}},
 ).to(model.device)
-torch.manual_seed(0)
 tokens = model.generate(
     **inputs,
 {arguments})
 pixels = model.decode_image_tokens(tokens)[0].float()
-levels = ((pixels + 1) / 2 * 255).clamp(0, 255).to(torch.uint8)
-Image.fromarray(levels.cpu().numpy()).save("picture.png")
-```
-
-{settings.training}"""
-    (directory / README).write_text(text, encoding="utf-8")
+levels = ((pixels + 1) / 2 * 255).clamp(0, 255).to(torch.uint8)"""
 
 
-def _metadata(is_adapter: bool, settings: StockSettings) -> str:
-    """YAML metadata for the hub, which accepts a base model only by its hub id."""
+def _describe_sampling(rollout: RolloutSection, scale: float) -> str:
+    """Like `describe_sampling`, with the guidance that an absent key stands for."""
+    return describe_sampling(rollout.model_copy(update={"guidance_scale": scale}))
+
+
+def _metadata(is_adapter: bool, settings: StockSettings) -> ModelCardData:
     is_named = settings.license is not None
     return ModelCardData(
         base_model=settings.base if settings.is_on_hub else None,
@@ -169,7 +182,7 @@ def _metadata(is_adapter: bool, settings: StockSettings) -> str:
             "janus",
             *(["lora"] if is_adapter else []),
         ],
-    ).to_yaml()
+    )
 
 
 def _describe_license(settings: StockSettings) -> str:

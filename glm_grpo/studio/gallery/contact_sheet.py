@@ -22,7 +22,18 @@ _LETTERS = 16
 
 
 def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
-    """Write a PNG with a column for each of the first held-out prompts, in order.
+    """Write the PNG of `draw_contact_sheet` to a path.
+
+    Raises:
+        StorageError: As for `draw_contact_sheet`, or the file cannot be written.
+    """
+    write_atomically(path, draw_contact_sheet(folder, columns=columns))
+
+
+def draw_contact_sheet(
+    folder: RunFolder, *, columns: int, last_step: int | None = None, side: int | None = None
+) -> bytes:
+    """Draw a PNG with a column for each of the first held-out prompts, in order.
 
     The rows are sources and target (if the prompts have them), the first sample of the first
     evaluation and the first sample of the last, drawn with the same seeds. If the run began with
@@ -30,13 +41,14 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
 
     Args:
         folder: Run folder with at least one evaluation.
-        path: Path of the PNG.
         columns: Largest number of prompts to show.
+        last_step: Leave out later evaluations; None shows all.
+        side: Shrink pictures to at most this many pixels a side; None keeps their size.
 
     Raises:
-        StorageError: There is no evaluation, a picture is missing, or the file cannot be written.
+        StorageError: There is no evaluation, or a picture is missing.
     """
-    steps = evaluation_steps(folder)
+    steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
     if not steps:
         raise StorageError(f"{folder.path} has no evaluation yet; wait for its first one")
     names: list[str] = []
@@ -63,7 +75,7 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
                 f"{folder.evaluation_path(steps[0])} of {len(rows[0])}: a sheet needs the same "
                 "prompts, at least one; restore the originals from a copy"
             )
-    pictures = [[*map(_load, row)] for row in rows]
+    pictures = [[_load(path, side) for path in row] for row in rows]
     sizes = {picture.shape for row in pictures for picture in row}
     if len(sizes) > 1:
         raise StorageError(
@@ -74,11 +86,14 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
     sheet = np.concatenate([labels, *map(np.concatenate, zip(*pictures, strict=True))], axis=1)
     buffer = io.BytesIO()
     Image.fromarray(sheet).save(buffer, format="PNG", optimize=True)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
-def _load(path: Path) -> np.ndarray:
-    pixels = np.asarray(read_picture(path))
+def _load(path: Path, side: int | None) -> np.ndarray:
+    picture = read_picture(path)
+    if side is not None:
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    pixels = np.asarray(picture)
     return np.pad(pixels, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
 
 

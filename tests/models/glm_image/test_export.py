@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from huggingface_hub import metadata_load
 from PIL import Image
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export import README, StockSettings, find_license
+from glm_grpo.models.export import PROGRAM, README, StockSettings, find_license
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 
 ROWS = torch.arange(6)
@@ -53,6 +54,7 @@ def settings(random_pipeline_folder):
         decode=DecodeSection(steps=2, guidance_scale=1.25),
         outside_codebook=lambda tokens: "",
         license="mit",
+        results="## Held-out prompts\n",
         training="## How it was trained\n",
         prompt='a red sign that says "OPEN"',
     )
@@ -88,34 +90,34 @@ def test_exported_adapter_makes_the_trained_policy_of_the_base(
     assert torch.equal(log_probs_of(build_policy(fresh), experience), base)
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_sources"), [("pipeline", 0), ("adapter", 1), ("pipeline", 2)]
-)
-def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
-    trained, random_pipeline, tmp_path, settings, monkeypatch, kind, num_sources
+def run_program(folder, monkeypatch, *words):
+    """Runs `generate.py` of an export in its folder; returns its names."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", [PROGRAM, *words])
+    return runpy.run_path(PROGRAM)
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "adapter"])
+def test_the_page_of_an_export_loads_it_with_stock_classes(
+    trained, random_pipeline, tmp_path, settings, monkeypatch, kind
 ):
     policy, _ = trained(4)
     # As the published one has, and the run has not.
     policy.model.generation_config.top_p = 0.75
-    settings = replace(settings, num_sources=num_sources)
-    for number in range(num_sources):
-        Image.new("RGB", (50, 70), (99 * number, 200, 9)).save(
-            tmp_path / f"source-{number + 1}.png"
-        )
     if kind == "adapter":
         export_adapter(policy.adapted_model, settings, tmp_path)
     else:
         export_pipeline(policy, random_pipeline, settings, tmp_path)
     monkeypatch.chdir(tmp_path)
-    (snippet,) = re.findall(r"```python\n(.*?)```", (tmp_path / README).read_text(), re.DOTALL)
+    page = (tmp_path / README).read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
-
+    # No path of this machine.
+    place = f"PATH/TO/{Path(settings.base).name}"
+    assert settings.base not in page
+    assert f"--base {place}" in page
     if kind == "adapter":
-        # No path of this machine.
-        place = f"PATH/TO/{Path(settings.base).name}"
-        assert settings.base not in (tmp_path / README).read_text()
         assert settings.base not in (tmp_path / "adapter_config.json").read_text()
-        assert f"`'{place}'` stands for the folder" in (tmp_path / README).read_text()
         snippet = snippet.replace(place, settings.base)
 
     exec(compile(snippet, README, "exec"), names)
@@ -123,7 +125,7 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
     assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
-    assert "as the run did (temperature 0.5, top_k 7)" in (tmp_path / README).read_text()
+    assert "as the run did (temperature 0.5, top_k 7)" in page
     assert names["pipeline"].num_timesteps == settings.decode.steps
     assert names["pipeline"].guidance_scale == settings.decode.guidance_scale
     # No base_model: the hub refuses the path of a folder.
@@ -132,8 +134,65 @@ def test_the_readme_of_an_export_draws_a_picture_with_stock_classes(
     assert card == {
         "license": "mit",
         "library_name": "peft" if kind == "adapter" else "diffusers",
-        "pipeline_tag": "image-to-image" if num_sources else "text-to-image",
+        "pipeline_tag": "text-to-image",
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_sources"), [("pipeline", 0), ("adapter", 0), ("adapter", 1), ("pipeline", 2)]
+)
+def test_the_program_of_an_export_draws_base_and_trained_side_by_side(
+    trained, random_pipeline, random_pipeline_folder, tmp_path, settings, monkeypatch, kind,
+    num_sources,
+):  # fmt: skip
+    policy, _ = trained(4)
+    # With random weights, tokens outside the codebook are not rare.
+    rollout = settings.rollout.model_copy(update={"top_k": 1})
+    settings = replace(settings, num_sources=num_sources, rollout=rollout)
+    for number in range(num_sources):
+        Image.new("RGB", (50, 70), (99 * number, 200, 9)).save(
+            tmp_path / f"source-{number + 1}.png"
+        )
+    if kind == "adapter":
+        export_adapter(policy.adapted_model, settings, tmp_path)
+    else:
+        export_pipeline(policy, random_pipeline, settings, tmp_path)
+
+    names = run_program(tmp_path, monkeypatch, "a cat", "--base", str(random_pipeline_folder))
+
+    width, height = settings.rollout.width, settings.rollout.height
+    both = Image.open("picture.png")
+    assert both.size == (2 * width, height)
+    base, trained_image = (both.crop((left, 0, left + width, height)) for left in (0, width))
+    assert base.tobytes() != trained_image.tobytes()
+    # The base samples in the same way, and its images are those of the untouched pipeline.
+    sampling = names["pipeline"].vision_language_encoder.generation_config
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 1, 1.0)
+    assert "picture.png" in (tmp_path / README).read_text()
+    if num_sources == 0:
+        stock = GlmImagePipeline.from_pretrained(random_pipeline_folder)
+        stock.vision_language_encoder.generation_config = sampling
+        torch.manual_seed(0)
+        (expected,) = stock(
+            "a cat",
+            height=height,
+            width=width,
+            num_inference_steps=2,
+            guidance_scale=1.25,
+            generator=torch.Generator().manual_seed(0),
+        ).images
+        assert base.tobytes() == expected.tobytes()
+
+
+def test_the_program_of_a_pipeline_draws_it_alone_without_a_base(
+    trained, random_pipeline, tmp_path, settings, monkeypatch
+):
+    policy, _ = trained(None)
+    export_pipeline(policy, random_pipeline, settings, tmp_path)
+
+    run_program(tmp_path, monkeypatch, "a cat", "--output", "alone.png")
+
+    assert Image.open("alone.png").size == (settings.rollout.width, settings.rollout.height)
 
 
 @pytest.mark.parametrize(

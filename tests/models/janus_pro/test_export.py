@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export import StockSettings
+from glm_grpo.models.export import PROGRAM, StockSettings
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import JanusPro
 from tests.janus_miniature import SIDE
@@ -30,6 +31,7 @@ def settings(janus_folder):
         decode=DecodeSection(),
         outside_codebook=lambda tokens: "",
         license="mit",
+        results="## Held-out prompts\n",
         training="## How it was trained\n",
         prompt="a red cat",
     )
@@ -91,7 +93,7 @@ def test_a_whole_folder_has_what_was_trained_and_every_other_part(
 
 
 @pytest.mark.parametrize("kind", ["adapter", "pipeline"])
-def test_the_program_of_the_card_draws_a_picture(
+def test_the_page_and_the_program_draw_pictures(
     exported, janus_folder, kind, tmp_path, monkeypatch
 ):
     exported(kind, 4)
@@ -105,3 +107,10 @@ def test_the_program_of_the_card_draws_a_picture(
     assert names["model"].generation_config.temperature == (0.5 if kind == "pipeline" else None)
     assert "top_k=0" in program
     assert "top_p=0.9" in program
+
+    monkeypatch.setattr("sys.argv", [PROGRAM, "a red cat", "--base", str(janus_folder)])
+    runpy.run_path(PROGRAM)
+    both = Image.open("picture.png")
+    assert both.size == (2 * SIDE, SIDE)
+    base, trained = (both.crop((left, 0, left + SIDE, SIDE)) for left in (0, SIDE))
+    assert base.tobytes() != trained.tobytes()
