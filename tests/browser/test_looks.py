@@ -37,7 +37,7 @@ def test_start_tells_the_gain_so_far_and_leads_to_what_changed(open_gallery: Ope
     gained = page.get_by_role("region", name="Largest gains").get_by_role("listitem")
     expect(gained).to_contain_text("total 0.500 to 0.625 +0.125")
     expect(gained.locator("figcaption")).to_have_text(
-        [re.compile(r"step 0\s*asked CAT, read CXT"), re.compile(r"step 12\s*asked CAT, read CXT")]
+        [re.compile(r"step 0\s*CXT \(wrong: X\)"), re.compile(r"step 12\s*CXT \(wrong: X\)")]
     )
     gained.get_by_role("link", name="CAT").click()
     expect(page.locator(".is-pinned")).to_have_count(1)

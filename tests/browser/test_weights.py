@@ -179,17 +179,26 @@ def test_weights_list_groups_by_what_changes_and_say_what_rescore_refuses(
     expect(page.locator(".weights-group.is-changed")).to_have_count(8)
     plain = page.locator(".weights-group", has_text="Step 1, prompt plain")
     expect(plain).to_contain_text("winner changes: sample 2 to sample 1")
-    expect(plain.locator(".weights-rank")).to_have_text(["1 (was 3)", "2 (was 1)", "3 (was 2)"])
+    expect(plain.locator(".weights-rank")).to_have_text(
+        ["rank 1 (was 3)", "rank 2 (was 1)", "rank 3 (was 2)"]
+    )
     # Of the three pairs of `plain` only 1-2 and 0-1 turn round: (1 - 2) / 3.
     expect(plain).to_contain_text("tau \u22120.333")
-    # Eight groups of sixteen change; twelve fit on a page, those that stay as they are come last.
+    # Eight groups of sixteen change; twelve are listed, those that stay as they are last. The four
+    # flat ones are folded away.
     headings = page.locator(".weights-group h4")
     expect(headings).to_have_count(12)
     assert all("plain" in text or "script" in text for text in headings.all_inner_texts()[:8])
-    page.get_by_role("button", name="Next").click()
-    expect(headings).to_have_count(4)
+    page.get_by_text("4 flat groups").click()
+    expect(headings).to_have_count(16)
     page.get_by_label("only groups whose winner changes").check()
     expect(headings).to_have_count(8)
+    page.get_by_label("only groups whose winner changes").uncheck()
+
+    # With the run's own weights nothing changes: the widest spread comes first. That of `masked`
+    # is 0.75 (0, 0.75, 0.375), that of `plain` 0.375.
+    show(page, "weights")
+    expect(headings.first).to_contain_text("masked")
 
     show(page, fragment(w__ocr=0))
     alert = page.get_by_role("alert")

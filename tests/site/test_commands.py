@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from glm_grpo.cli import _parser
 from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.data.files import READ_FIELDS
+from glm_grpo.models.export import PROGRAM
 from tests.site.pages import PAGES, ROOT, Command, blocks, shell
 
 FOREIGN = {
@@ -69,8 +70,10 @@ def accept_python(words: list[str]) -> None:
     elif words[0] == "-m":
         assert words[1] == "venv" or importlib.util.find_spec(words[1]), words
     else:
-        # `scorer.py` and its like are blocks of the page itself.
-        assert (ROOT / words[0]).exists() or Path(words[0]).parent == Path(), words
+        # `scorer.py` and its like are blocks of the page itself; an export has its program.
+        path = Path(words[0])
+        is_written = path.parent == Path() or path.name == PROGRAM
+        assert (ROOT / path).exists() or is_written, words
 
 
 def accept_accelerate(words: list[str]) -> None:

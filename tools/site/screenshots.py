@@ -20,8 +20,8 @@ from glm_grpo.studio.gallery.data import credit_key
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SIZE = ViewportSize(width=1200, height=760)
-COLOURS = 128
-"""Enough for flat drawings; a full palette would make the files four times as large."""
+COLOURS = 256
+"""Enough for flat drawings; all colours would make the files three times as large."""
 WHOLE_GROUPS_IN_ROWS = """
 localStorage.setItem("glm-grpo.groups.size", 112);
 localStorage.setItem("glm-grpo.groups.density", "captions");
@@ -39,13 +39,13 @@ def main() -> None:
     views = {
         "gallery_start": "start",
         "gallery_progress": "progress",
-        "gallery_groups": f"groups?step={options.step}",
+        "gallery_groups": f"groups?step={options.step}&credit=0",
     }
     gallery = options.run / "gallery"
     address = (gallery / "index.html").resolve().as_uri()
     has_credit = (gallery / "data" / f"{credit_key(options.step)}.js").is_file()
     if has_credit:
-        views["gallery_credit"] = f"groups?step={options.step}&credit=1"
+        views["gallery_credit"] = f"groups?step={options.step}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox"]

@@ -19,11 +19,17 @@
   /* Of the picture's height: what a text needs above its box. */
   const EDGE = 0.1;
 
-  /** Hook: [isOn, toggle]: whether credit is shown, in all views; kept in the address. */
+  /**
+   * Hook: [isOn, toggle]: whether credit is shown; kept in the address. In Groups it is unless the
+   * reader turned it off, elsewhere only if they turned it on.
+   */
   function useCredit() {
     const { view, params } = gallery.useRoute();
-    const isOn = Boolean(params.credit);
-    return [isOn, () => gallery.replace(view, { ...params, credit: isOn ? null : 1 })];
+    const isUsual = view === "groups";
+    const isOn = params.credit === undefined ? isUsual : params.credit !== "0";
+    const other = isOn ? "0" : "1";
+    const toggle = () => gallery.replace(view, { ...params, credit: isOn === isUsual ? other : null });
+    return [isOn, toggle];
   }
 
   /**

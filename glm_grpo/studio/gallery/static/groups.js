@@ -7,7 +7,7 @@
   const { LargeView, Problem, SizeControls, Title, fmt, movesIn, useKeys, useLoaded, useSizes } = parts;
   const { Group, arrange, largeItem } = gallery.groupSamples;
   const { CreditButton, Legend, useCredit, useCreditOf } = gallery.credit;
-  const { useMemo } = preactHooks;
+  const { useMemo, useRef } = preactHooks;
 
   /* Widths of pictures in CSS pixels: eight samples of a group stand in one row of a window of 1,440
      pixels, with the target beside them. */
@@ -76,9 +76,14 @@
     };
     const before = steps[index - 1];
     const after = index < 0 ? undefined : steps[index + 1];
+    const hasTargets = useTargets(step);
     const toggle = () =>
       gallery.replace("groups", { ...params, step, diff: params.diff ? null : 1 });
-    useKeys({ ArrowLeft: () => show(before), ArrowRight: () => show(after), d: toggle });
+    useKeys({
+      ArrowLeft: () => show(before),
+      ArrowRight: () => show(after),
+      ...(hasTargets && { d: toggle }),
+    });
     return html`<label>Training step
         <select value=${index < 0 ? "" : String(step)}
           onChange=${(event) => show(event.currentTarget.value || undefined)}>
@@ -92,11 +97,26 @@
         <button type="button" disabled=${after === undefined} aria-label="Next step"
           onClick=${() => show(after)}>\u2192</button>
       </span>
-      <label>
-        <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
-        Difference from target
-      </label>
+      ${
+        hasTargets &&
+        html`<label>
+          <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
+          Difference from target
+        </label>`
+      }
       <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />`;
+  }
+
+  /* Hook: whether a group of a step has a target; while the step loads, as at the one before. */
+  function useTargets(step) {
+    const key = gallery.run.chunks.find((chunk) => chunk.steps.includes(step))?.key;
+    const { data } = useLoaded(() => (key ? gallery.load(key) : Promise.resolve(null)), [key]);
+    const known = useRef(false);
+    if (data) {
+      const groups = data.steps.find((entry) => entry.step === step)?.groups ?? [];
+      known.current = groups.some((group) => group.target);
+    }
+    return known.current;
   }
 
   function Step({ step, density, params }) {

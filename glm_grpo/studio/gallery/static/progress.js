@@ -118,7 +118,8 @@
     );
     const isWhole = gallery.run.evaluations.every(({ step }) => loaded[step]);
     return html`<${Title} name="Progress" about=${about()}>
-        <${Controls} params=${params} sort=${sort} count=${count} samples=${samples} sizes=${sizes} />
+        <${Controls} params=${params} sort=${sort} count=${count} samples=${samples} sizes=${sizes}
+          hasTargets=${rows.some((row) => row.group.target)} />
       </${Title}>
       <${TableProblems} loaded=${loaded} />
       ${!isWhole && !rows.length && html`<p role="status">Loading evaluations</p>`}
@@ -157,7 +158,7 @@
     return { row, step: Number(step), sample: Number(sample) };
   }
 
-  function Controls({ params, sort, count, samples, sizes }) {
+  function Controls({ params, sort, count, samples, sizes, hasTargets }) {
     const option = (value, title) => html`<option key=${value} value=${value}>${title}</option>`;
     const numbers = Array.from({ length: count }, (_, sample) => String(sample));
     const toggle = () => set({ diff: params.diff ? null : 1 });
@@ -175,10 +176,13 @@
         </select>
       </label>`
       }
-      <label>
-        <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
-        Difference from target
-      </label>
+      ${
+        hasTargets &&
+        html`<label>
+          <input type="checkbox" checked=${Boolean(params.diff)} onChange=${toggle} />
+          Difference from target
+        </label>`
+      }
       <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />`;
   }
 

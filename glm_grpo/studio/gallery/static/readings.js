@@ -53,5 +53,15 @@
     </p>`;
   }
 
-  window.glmGallery.readings = { AskedRead, listReaders, sayReading, textRead };
+  /** What was read in one sample, wrong letters marked, where what was asked stands elsewhere. */
+  function Read({ group, sample }) {
+    const readings = readingsOf(group, sample);
+    if (!readings.length) return null;
+    return html`<span class="read">
+      ${readings.map(([name, note]) => html`<span class="part" key=${name}>${
+        readings.length > 1 && html`<span class="soft">${name}</span>${" "}`}<${Note} note=${note} /></span>${" "}`)}
+    </span>`;
+  }
+
+  window.glmGallery.readings = { AskedRead, Read, listReaders, sayReading, textRead };
 })();

@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
   const { Picture, Problem, Title, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
-  const { AskedRead } = gallery.readings;
+  const { AskedRead, Read } = gallery.readings;
   const { judgeCanary, listCanaries } = gallery.imageTable;
   const { Chart } = gallery.curveChart;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
@@ -313,10 +313,14 @@
     const name = clip(group.prompt_id);
     const open = (step, first) => () => gallery.go(view, { ...place, step, first, large: 1 });
     const attributes = { "aria-haspopup": "dialog" };
+    /* Texts are named once for both pictures, in the prompt if it has them. */
+    const isPair = pictures.length > 1;
+    const asked = isPair ? group.texts.filter((text) => !group.prompt.includes(text)) : [];
     return html`<li class="panel">
       <a href=${link(view, place)} class="start-prompt" dir="auto" title=${clip(group.prompt, 400)}>${clip(group.prompt, 160) || name}</a>
-      <p class="soft">sample ${place.sample}: ${figures}</p>
-      <div class=${target || pictures.length > 1 ? "start-pair" : ""}>
+      <p class="soft">sample ${place.sample}: ${figures}${
+        asked.map((text) => html`, asked <span class="asked" dir="auto">${clip(text)}</span>`)}</p>
+      <div class=${target || isPair ? "start-pair" : ""}>
         ${target && html`<figure>
           <${Picture} image=${target} alt=${`Target of ${name}`} onOpen=${open(place.step, "target")} attributes=${attributes} />
           <figcaption class="soft">target</figcaption>
@@ -324,7 +328,11 @@
         ${pictures.map(([caption, { images, texts, notes }, step, sample]) => html`<figure key=${step}>
           <${Picture} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`} onOpen=${open(step)}
             attributes=${attributes} />
-          <figcaption><span class="soft">${caption}</span> <${AskedRead} group=${{ texts, notes }} sample=${sample} isShort /></figcaption>
+          <figcaption><span class="soft">${caption}</span>${" "}
+            ${isPair
+              ? html`<${Read} group=${{ notes }} sample=${sample} />`
+              : html`<${AskedRead} group=${{ texts, notes }} sample=${sample} isShort />`}
+          </figcaption>
         </figure>`)}
       </div>
     </li>`;

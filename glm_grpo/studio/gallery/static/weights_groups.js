@@ -7,7 +7,7 @@
   const { useEffect, useMemo, useRef, useState } = preactHooks;
   const { FoundLarge, Picture, PromptText, clip, fmt, signed } = gallery.parts;
 
-  const { AskedRead } = gallery.readings;
+  const { AskedRead, Read } = gallery.readings;
 
   const PAGE_SIZE = 12;
   /* Between two lists while a slider moves: figures and slider follow every move, a hundred pictures
@@ -22,12 +22,17 @@
 
   /** How much a group changes by each sorting; more comes first. */
   const CHANGES = {
-    /* Groups whose order stays, flat ones too, have nothing to show. */
     winner: (group) => Number(!isTrivial(group)) + Number(group.isWinnerChanged),
     advantage: (group) => group.largestChange,
     order: (group) => -(group.tau ?? 1),
     step: ({ after }) => -after.step,
   };
+
+  /** How far the totals of a group lie apart, where nothing changes. */
+  const spreadOf = ({ after }) => Math.max(...after.totals) - Math.min(...after.totals);
+
+  /** Flat with both rewards: eight equal images, from which nothing is learned. */
+  const isAlwaysFlat = ({ before, after }) => before.isFlat && after.isFlat;
 
   /** The value of at most an interval ago; values between are skipped. */
   function useThrottled(value, interval) {
@@ -53,11 +58,19 @@
     const areAdvantagesKnown = gallery.run.advantage !== null;
     const sorting = Object.hasOwn(SORTINGS, params.sort) ? params.sort : "winner";
     const listed = useMemo(() => {
-      const listed = comparison.perGroup.filter((group) => !params.changed || group.isWinnerChanged);
+      const listed = comparison.perGroup.filter(
+        (group) => !isAlwaysFlat(group) && (!params.changed || group.isWinnerChanged),
+      );
       const change = CHANGES[sorting];
       const then = CHANGES[areAdvantagesKnown ? "advantage" : "order"];
-      return listed.sort((one, other) => change(other) - change(one) || then(other) - then(one));
+      return listed.sort(
+        (one, other) =>
+          change(other) - change(one) || then(other) - then(one) || spreadOf(other) - spreadOf(one),
+      );
     }, [comparison, sorting, params.changed]);
+    const flat = useMemo(() => comparison.perGroup.filter(isAlwaysFlat), [comparison]);
+    const [isFlatOpen, setIsFlatOpen] = useState(false);
+    const open = (at) => enlarge({ at, large: 1 });
     const pages = Math.max(1, Math.ceil(listed.length / PAGE_SIZE));
     const page = Math.min(Math.max(Number.parseInt(params.page, 10) || 1, 1), pages);
     const shown = listed.slice((page - 1) * PAGE_SIZE, page * PAGE_SIZE);
@@ -80,13 +93,20 @@
         <label><input type="checkbox" checked=${Boolean(params.changed)}
           onChange=${(event) => set({ changed: event.currentTarget.checked ? 1 : null })} /> only groups whose winner changes</label>
       </div>
-      ${listed.length === 0 && html`<p>The winner changes in no group.</p>`}
+      ${listed.length === 0 && html`<p>${params.changed ? "The winner changes in no group." : "All groups are flat."}</p>`}
       <ol class="weights-groups">
         ${shown.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
-          compared=${compared} onOpen=${(at) => enlarge({ at, large: 1 })} />`)}
+          compared=${compared} onOpen=${open} />`)}
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
-      ${params.large && html`<${FoundLarge} rows=${shown.map(samplesOf)} at=${params.at}
+      ${flat.length > 0 && !params.changed && html`<details onToggle=${(event) => setIsFlatOpen(event.currentTarget.open)}>
+        <summary>${flat.length} flat ${flat.length === 1 ? "group" : "groups"}: equal totals with both weights, nothing to learn</summary>
+        ${isFlatOpen && html`<ol class="weights-groups">
+          ${flat.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
+            compared=${compared} onOpen=${open} />`)}
+        </ol>`}
+      </details>`}
+      ${params.large && html`<${FoundLarge} rows=${[...shown, ...(isFlatOpen ? flat : [])].map(samplesOf)} at=${params.at}
         onShow=${(at) => enlarge({ at })} onClose=${() => enlarge({ at: null, large: null })} />`}
     </section>`;
   }
@@ -161,14 +181,13 @@
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
     const isBest = rank === 1 && !after.isFlat;
+    const [was, is] = [before, after].map(({ advantages }) => advantages && signed(advantages[sample], 2));
     return html`<li class=${isBest ? "is-best" : ""}>
       <${Picture} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
         attributes=${{ "aria-haspopup": "dialog" }} />
-      <${AskedRead} group=${group} sample=${sample} isShort />
-      <span class="weights-rank">${rank}${moved}</span>
-      ${after.advantages && html`<span>
-        ${signed(before.advantages[sample], 2)} to ${signed(after.advantages[sample], 2)}
-      </span>`}
+      <${Read} group=${group} sample=${sample} />
+      <span class="weights-rank">rank ${rank}${moved}</span>
+      ${is !== null && html`<span>advantage ${was === is ? is : `${was} to ${is}`}</span>`}
       <span class="soft">total ${fmt(after.totals[sample])}</span>
     </li>`;
   }
