@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
-from glm_grpo.plan.devices import DEVICES
+from glm_grpo.plan.devices import DEVICES, DeviceSpeed
 from glm_grpo.streams import outlive_readers
 
 if TYPE_CHECKING:
@@ -193,15 +193,16 @@ def _compose_with_prompts(options: argparse.Namespace) -> Config:
         _argument(
             "--config-name",
             "packaged config to build on (tiny: the embedded model, for a CPU)",
-            default="tiny",
         ),
     ],
 )
 def _init(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.init import init_folder
+    from glm_grpo.commands.init import init_folder, propose_configs
 
-    for written in init_folder(options.directory, options.config_name):
+    for written in init_folder(options.directory, options.config_name or "tiny"):
         _print(str(written))
+    if options.config_name is None:
+        _print(propose_configs())
     _print(f"next: glm-grpo check --config-dir {shlex.quote(str(options.directory))}")
 
 
@@ -278,9 +279,9 @@ def _check(options: argparse.Namespace) -> None:
         _one_of(
             _argument(
                 "--device",
-                "device whose published figures give the minimum time of a step (h100)",
+                "device whose published figures give the minimum time of a step (h100; without an "
+                "accelerator the embedded model is planned for the CPU)",
                 choices=sorted(DEVICES),
-                default="h100",
             ),
             _argument(
                 "--cpu", "plan a run without an accelerator, all in CPU memory", action="store_true"
@@ -317,7 +318,7 @@ def _plan(options: argparse.Namespace) -> None:
         config,
         memory=options.memory,
         prompt_tokens=options.prompt_tokens,
-        device=None if options.cpu else DEVICES[options.device],
+        device=_planned_device(config, options),
         processes=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
         measured=measured,
     ):
@@ -325,6 +326,17 @@ def _plan(options: argparse.Namespace) -> None:
             _print(part)
         else:
             _print_tables([part])
+
+
+def _planned_device(config: Config, options: argparse.Namespace) -> DeviceSpeed | None:
+    """The device to plan for; None is the CPU."""
+    from glm_grpo.config import TINY
+
+    if options.device is None and options.measured is None and config.model.path == TINY:
+        import torch
+
+        return DEVICES["h100"] if torch.cuda.is_available() else None
+    return None if options.cpu else DEVICES[options.device or "h100"]
 
 
 @_command(

@@ -66,7 +66,9 @@ def errors_explained(doing: str) -> Iterator[None]:
     # Also the last resort for any unforeseen error.
     except Exception as error:
         if is_expected(error):
-            sys.stderr.write(f"{explain(error)}\n")
+            # What all processes of a machine refuse alike, the first of them says.
+            if not isinstance(error, ConfigError) or os.environ.get("LOCAL_RANK", "0") == "0":
+                sys.stderr.write(f"{explain(error)}\n")
             raise SystemExit(exit_code(error)) from None
         if _IS_TRACEBACK_PRINTED:
             raise

@@ -102,7 +102,13 @@ SERVED = {"announce": cli._announce}
 @pytest.mark.parametrize(
     ("words", "function", "expected"),
     [
-        ("plan", "plan.command.plan_config", {**PLAN, "processes": ALONE}),
+        (
+            "plan --config-name glm_image_80gb",
+            "plan.command.plan_config",
+            {**PLAN, "processes": ALONE},
+        ),
+        # The embedded model, where there is no accelerator.
+        ("plan", "plan.command.plan_config", {**PLAN, "device": None, "processes": ALONE}),
         (
             "plan --memory 24GB --prompt-tokens 64 --cpu",
             "plan.command.plan_config",
@@ -156,6 +162,7 @@ def test_options_reach_what_they_are_for(
         return ""
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("glm_grpo.commands.gallery.rewrite_gallery", lambda *_, **__: "")
     monkeypatch.setattr(f"glm_grpo.{function}", take)
     cli.main(words.split())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from glm_grpo.cli import main
-from glm_grpo.commands.init import init_folder
+from glm_grpo.commands.init import init_folder, propose_configs
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import ConfigError
@@ -139,3 +140,33 @@ def test_init_touches_nothing_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean tiny_edit?"):
         list(init_folder(tmp_path / "new", "tiny_edti"))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "said"),
+    [
+        (8, "published models need 16 GB or more"),
+        (17, "--config-name glm_image_16gb or janus_pro_1b_16gb"),
+        (25, "--config-name glm_image_24gb or janus_pro_1b_24gb or janus_pro_7b_24gb"),
+        (85, "--config-name glm_image_80gb or janus_pro_7b_80gb"),
+    ],
+)
+def test_init_proposes_the_configs_for_the_card(
+    gigabytes: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA X")
+    card = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
+    proposed = propose_configs()
+    assert proposed.startswith(f"this machine has NVIDIA X with {gigabytes} GB: this folder builds")
+    assert proposed.endswith(said)
+
+
+def test_init_says_that_there_is_no_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    main(["init", str(tmp_path / "new")])
+    assert "this machine has no GPU: this folder builds on `tiny`" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from glm_grpo import terminal
 from glm_grpo.commands.hydra_application import announce_checks
 from glm_grpo.config import compose_config
-from glm_grpo.errors import DataError, ModelError
+from glm_grpo.errors import ConfigError, DataError, ModelError
 from glm_grpo.terminal import errors_explained
 from rewards.types import RewardError
 
@@ -30,6 +30,19 @@ def test_expected_errors_end_with_their_message_and_exit_code(
         raise error
     assert caught.value.code == code
     assert capsys.readouterr().err == f"{type(error).__name__}: {error}\n"
+
+
+def test_a_refusal_that_all_processes_share_is_printed_by_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit) as caught, errors_explained("a test"):
+        raise ConfigError("train.steps = -1")
+    assert (caught.value.code, capsys.readouterr().err) == (2, "")
+    # Any other error may be its own.
+    with pytest.raises(SystemExit), errors_explained("a test"):
+        raise ModelError("no weights")
+    assert "no weights" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_as_in_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +108,9 @@ def test_announce_checks_says_what_a_config_has(
         "terms lpips ocr aesthetic"
     )
     assert caplog.messages == [said]
-    # Of several processes, one says it.
+    # Of several processes, one says it, and how many they are.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    announce_checks(config)
     monkeypatch.setenv("RANK", "1")
     announce_checks(config)
-    assert caplog.messages == [said]
+    assert caplog.messages == [said, f"{said}, processes 2"]

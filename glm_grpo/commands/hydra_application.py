@@ -54,7 +54,7 @@ def train_composed(composed: DictConfig) -> None:
 
 def announce_checks(config: Config) -> None:
     """Announce what a run is about to check, because the models' libraries alone take seconds."""
-    # The process number, set by torchrun.
+    # Set by torchrun, as WORLD_SIZE is.
     if os.environ.get("RANK", "0") != "0":
         return
     named = {
@@ -62,6 +62,7 @@ def announce_checks(config: Config) -> None:
         "model": config.model.path,
         "prompts": config.data.path,
         "terms": " ".join(config.reward.terms),
+        "processes": processes if (processes := os.environ.get("WORLD_SIZE", "1")) != "1" else None,
     }
     said = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
     logger.info("checking: %s", printable(said))

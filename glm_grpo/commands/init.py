@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import torch
 from pydantic import BaseModel
 
 from glm_grpo.builders.family import family_of
@@ -31,6 +33,9 @@ _SIGNS = {_TRAINING: ("train", 24), _HELD_OUT: ("heldout", 16)}
 """File -> prompt set of the embedded world, and the number of its prompts to write."""
 
 _TEXT_REWARD = "  - override reward: text    # legibility and looks; there are no targets\n"
+
+_FOR_TEXT = re.compile(r"(?!.*_edit_).*_(\d+)gb")
+"""Names of the text-to-image configs for one card, with its memory in GB."""
 
 _WORLD_SIZE = 128
 """Side of the world's pictures, pixels."""
@@ -159,6 +164,30 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         fields=_EDIT_FIELDS if is_edit else _FIELDS if reads_texts else _PLAIN_FIELDS,
     )
     yield _write(folder / "README.md", readme)
+
+
+def propose_configs() -> str:
+    """Say what the machine has, and which packaged configs train published models on it."""
+    written = "this folder builds on `tiny`, the embedded model"
+    if not torch.cuda.is_available():
+        return f"this machine has no GPU: {written}, which trains on the CPU"
+    memory = torch.cuda.get_device_properties(0).total_memory
+    named = f"{torch.cuda.get_device_name(0)} with {memory / 1e9:.0f} GB"
+    if (count := torch.cuda.device_count()) > 1:
+        named = f"{count} GPUs, the first {named}"
+    sizes: dict[int, list[str]] = {}
+    for path in sorted(PACKAGED_CONFIGS.glob("*gb.yaml")):
+        if match := _FOR_TEXT.fullmatch(path.stem):
+            sizes.setdefault(int(match[1]), []).append(path.stem)
+    fitting = [size for size in sizes if size * 10**9 <= memory]
+    if not fitting:
+        least = f"published models need {min(sizes)} GB or more"
+        return f"this machine has {named}: {written}; {least}"
+    names = " or ".join(sizes[max(fitting)])
+    return (
+        f"this machine has {named}: {written}; to train published weights: glm-grpo init DIR "
+        f"--config-name {names}"
+    )
 
 
 def _example_term(config: Config) -> str:

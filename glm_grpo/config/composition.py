@@ -47,6 +47,8 @@ OWN_CONFIG = "config"
 _TERMS = "reward.terms."
 _KEYS = known_keys(Config)
 _TERM_NAME = re.compile("[a-z][a-z0-9_]*")
+_SEVERAL = re.compile(r"(?<=\s)[+~]*[\w./@]+=\S*")
+"""Keys with values behind the first one of a word."""
 _TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
 
 _dated: set[str] = set()
@@ -183,7 +185,26 @@ def choose_config(
         raise ConfigError(
             f"There is no config {name!r}.{meant} There are {', '.join(sorted(names))}"
         )
+    if folder != PACKAGED_CONFIGS:
+        _refuse_overridden(folder / f"{name}.yaml")
     return folder, name
+
+
+def _refuse_overridden(path: Path) -> None:
+    """Refuse a file that a packaged config after `_self_` overrides in every key."""
+    values: Any = None
+    # Hydra reports what it cannot read.
+    with suppress(OSError, YAMLError):
+        values = yaml.safe_load(path.read_bytes())
+    defaults = values.get("defaults") if isinstance(values, dict) else None
+    if not isinstance(defaults, list) or "_self_" not in defaults or len(values) == 1:
+        return
+    for base in defaults[defaults.index("_self_") + 1 :]:
+        if isinstance(base, str) and (PACKAGED_CONFIGS / f"{base}.yaml").is_file():
+            raise ConfigError(
+                f"{path}: in `defaults`, `_self_` stands before `{base}`, which then overrides the "
+                "keys of this file; put `_self_` last"
+            )
 
 
 def _composes(word: str) -> bool:
@@ -301,6 +322,10 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
 
 def _how_to_write(override: str) -> str:
     key, equals, value = override.partition("=")
+    if words := _SEVERAL.findall(override):
+        apart = " ".join([override[: override.index(words[0])].rstrip(), *words])
+        said = f"{override!r} has several keys in one word; write them apart: {apart}"
+        return f"{said}. If it is one text, quote it for Hydra and the shell: {_quoted(key, value)}"
     if not equals or key != key.strip():
         return f"{override!r} is not of the form key=value, such as ocr=0.5"
     return f"To pass this value as text, quote it for Hydra and the shell: {_quoted(key, value)}"

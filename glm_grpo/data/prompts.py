@@ -178,15 +178,23 @@ def load_prompts(
     entries: list[PromptEntry] = []
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
     errors, unread, fields = Errors(), set[str](), set[str]()
+    refused: dict[str, list[str]] = {}
     with errors.collecting():
         for position, row in enumerate(read_rows(path)):
             if sources == 0:
                 unread |= {field for field in SOURCE_FIELDS if row.fields.get(field)}
             fields |= row.fields.keys()
-            with errors.collecting():
+            try:
                 entries.append(checked.entry(row, position))
-            if len(errors) == _MOST_ERRORS:
+            except DataError as error:
+                rule = str(error).removeprefix(f"{row.origin}: ")
+                refused.setdefault(rule, []).append(row.origin)
+            if sum(map(len, refused.values())) == _MOST_ERRORS:
+                refused["the rows after it are not checked yet"] = [row.origin]
                 break
+    for rule, origins in refused.items():
+        with errors.collecting():
+            raise DataError(f"{_join_origins(origins)}: {rule}")
     errors.raise_all()
     for field in unread:
         logger.warning(
@@ -213,6 +221,11 @@ def load_prompts(
             ", ".join([*misfits[:_MOST_NAMED], *(["..."] if len(misfits) > _MOST_NAMED else [])]),
         )
     return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+
+
+def _join_origins(origins: Sequence[str]) -> str:
+    """Name rows of one file, such as `prompts.jsonl, line 2, line 3`."""
+    return ", ".join([origins[0], *(origin.rpartition(", ")[2] for origin in origins[1:])])
 
 
 class _CheckedRows:

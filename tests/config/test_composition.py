@@ -84,6 +84,7 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
         ("train.steps=${nowhere}", "nowhere"),
         ("my-run", "'my-run' is not of the form key=value"),
         ("data.path=~/a.txt", "quote it for Hydra and the shell: 'data.path=\"~/a.txt\"'"),
+        ("ocr=0.5 train.steps=3", r"write them apart: reward\.terms\.ocr\.weight=0\.5 train\.ste"),
         ("data=prompts", r"data\.path \(not given\)[\s\S]*data\.eval_path \(not given\)"),
     ],
 )
@@ -102,6 +103,7 @@ def test_an_unknown_config_is_refused_with_the_names_there_are() -> None:
     [
         ("model: {path: tiny\n", r"torn\.yaml.*line 1"),
         ("train: {steps: 3}\n", "begin its file with `defaults"),
+        ("defaults: [_self_, tiny]\ntrain: {steps: 3}\n", "before `tiny`.*put `_self_` last"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message: str) -> None:

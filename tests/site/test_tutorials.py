@@ -115,7 +115,9 @@ def run_python(words: list[str]) -> None:
     if words[0] == "train.py":
         train(words[1:])
     else:
-        runpy.run_path(words[0], run_name="__main__")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words)
+            runpy.run_path(words[0], run_name="__main__")
 
 
 def run_command(words: list[str]) -> None:

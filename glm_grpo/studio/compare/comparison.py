@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shlex
@@ -212,9 +213,11 @@ def _check_weights(
         for run in runs:
             terms = run.config.reward.terms
             if name not in terms:
+                nearest = difflib.get_close_matches(name, terms, n=1)
+                meant = f"did you mean {nearest[0]}? Otherwise " if nearest else ""
                 raise ConfigError(
                     f"term {name!r}: {run.name} did not score it (it scored {', '.join(terms)}); "
-                    f"{alike}, or score it with weight 0 when training"
+                    f"{meant}{alike}, or score it with weight 0 when training"
                 )
         if name not in comparable:
             raise ConfigError(

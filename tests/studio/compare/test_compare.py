@@ -294,6 +294,12 @@ def test_compare_refuses_runs_that_were_made_or_scored_in_another_way(
         compare(runs, WEIGHTS)
 
 
+def test_compare_suggests_the_term_that_was_meant(make_run: MakeRun) -> None:
+    runs = [make_run(name, FIRST) for name in ("a", "b")]
+    with pytest.raises(ConfigError, match=r"'orc': a did not score it .*; did you mean ocr\?"):
+        compare(runs, {"orc": 0.5})
+
+
 def test_compare_refuses_other_prompts_by_table(make_run: MakeRun) -> None:
     one = {0: lpips_and_ocr((0.5, 0.5)), 20: lpips_and_ocr((0.5, 0.5))}
     runs = [make_run("a", one), make_run("b", one)]
