@@ -131,7 +131,7 @@ RUNNERS: dict[str, Callable[[list[str]], None]] = {"python": run_python, "glm-gr
 
 
 def is_of_published_model(words: Sequence[str]) -> bool:
-    return any(word.startswith(("glm_image", "glm-run")) for word in words)
+    return any(word.startswith(("glm_image", "glm-run", "janus")) for word in words)
 
 
 def is_looked_at(words: Sequence[str], page: str) -> bool:
