@@ -10,7 +10,7 @@ from typing import Literal
 from glm_grpo.builders.export import export_model
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError, StorageError
-from glm_grpo.models.export import PROGRAM, describe_sampling
+from glm_grpo.models.export import PROGRAM
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.folder import refuse_taken, write_atomically
 from glm_grpo.run.tables import read_metrics
@@ -55,8 +55,7 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     folder = shlex.quote(str(directory))
     shown = " and pictures of held-out prompts" if described.pictures else ""
     return (
-        f"{directory}: step {step}; it samples as the run did, "
-        f"{describe_sampling(config.rollout)}\n"
+        f"{directory}: weights of step {step}\n"
         f"look at it first: {readme} is its page, with prompts{shown}\n"
         f"generate images:  python {folder}/{PROGRAM} --help\n"
         f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}"

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.models.export import describe_decoding, describe_sampling
+from glm_grpo.models.export import describe_decoding
 from glm_grpo.output import without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
@@ -154,7 +154,6 @@ def _describe_settings(
         "optimizer": f"learning rate {config.optim.learning_rate:g}",
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
         "reward": f"`{config.reward.combine}` of {terms}",
-        "sampling": describe_sampling(rollout),
         "decoding": describe_decoding(config.decode),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "seeds": f"training {config.train.seed}, evaluations {config.eval.seed}",

@@ -197,6 +197,17 @@ def test_page_says_in_words_what_was_trained(
         assert words in text, words
 
 
+def test_page_says_what_supervised_training_and_a_decoder_of_one_pass_do(
+    folder: RunFolder, configs_dir: Path, read_page: ReadPage
+) -> None:
+    store_config(folder, configs_dir, "train.method=sft", "decode.steps=null")
+    text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
+    assert "visual tokens, and a decoder turns them into pixels" in text
+    assert "learns the target images of tiny:train by supervised fine-tuning" in text
+    for words in ("GRPO", "KL"):
+        assert words not in text.partition("Reward:")[0], words
+
+
 def test_page_names_no_folder_of_the_machine_but_in_the_settings(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
