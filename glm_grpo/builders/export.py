@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ def export_model(
     directory: Path,
     *,
     kind: Literal["adapter", "pipeline"],
-    note: Callable[[int], str],
+    prompt: str | None,
     results: str,
     training: str,
 ) -> Path:
@@ -35,7 +35,7 @@ def export_model(
     Args:
         directory: Output folder, new or empty.
         kind: `adapter`: a folder that peft loads; `pipeline`: one that diffusers loads.
-        note: Returns a warning for users, given the number of tokens per image.
+        prompt: Prompt for the examples; None: one that suits the model.
         results: Sections of the card, in Markdown, on what training changed.
         training: Likewise on how the weights were trained.
 
@@ -58,11 +58,10 @@ def export_model(
         dtype=config.model.dtype,
         rollout=config.rollout,
         decode=config.decode,
-        outside_codebook=note,
         license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
         results=results,
         training=training,
-        prompt=_example_prompt(config),
+        prompt=prompt or _example_prompt(config),
         num_sources=config.data.sources,
     )
     with storage_errors("write", directory):

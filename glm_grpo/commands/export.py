@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from glm_grpo.builders.export import export_model
 from glm_grpo.commands.model_card import describe_training
-from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.export import PROGRAM
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.folder import refuse_taken, write_atomically
-from glm_grpo.run.tables import read_metrics
-from glm_grpo.training.metrics import outside_codebook_note
-from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, read_config_at
+from glm_grpo.training.resume import find_checkpoint, read_config_at
 
 
 def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline"] | None) -> str:
@@ -46,7 +43,7 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         found.evaluated,
         directory,
         kind=kind,
-        note=partial(_outside_codebook_note, found),
+        prompt=described.example,
         results=described.results,
         training=described.training,
     )
@@ -60,13 +57,3 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         f"generate images:  python {folder}/{PROGRAM} --help\n"
         f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}"
     )
-
-
-def _outside_codebook_note(found: FoundCheckpoint, tokens: int) -> str:
-    """Warning about tokens outside the codebook; empty if the metrics lack it."""
-    try:
-        rows = read_metrics(found.folder)
-    except StorageError:
-        # The weights are intact, even if the metrics are not.
-        return ""
-    return outside_codebook_note(rows, step=found.checkpoint.step, tokens=tokens)

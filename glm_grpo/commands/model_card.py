@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,13 +22,15 @@ from glm_grpo.run.origin import Origin, read_origin
 from glm_grpo.run.summaries import summarise_until, untrained_means
 from glm_grpo.run.tables import (
     MetricsRow,
-    evaluation_steps,
-    read_evaluation,
     read_metrics,
     read_table,
     stored_steps,
 )
-from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet
+from glm_grpo.studio.gallery.before_after import describe_term
+from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet, prompts_by_change
+from rewards.base import TermConfig
+from rewards.terms.custom import CustomConfig
+from rewards.terms.ocr import OCR_EXACT
 
 _SHEET, _CURVE = "before_after.png", "curve.png"
 _SHEET_COLUMNS = 4
@@ -37,6 +39,9 @@ _SHEET_SIDE = 256
 _EXAMPLES = 3
 _LONGEST_PROMPT = 200
 """Characters of a prompt that are shown."""
+
+_NOT_APPLIED = " It applied to no held-out prompt."
+_PACKAGES = ("glm-grpo", "torch", "torchvision", "transformers", "diffusers", "peft", "accelerate")
 
 _SECONDS = ("time/step", "time/records", "time/evaluation", "time/recheck")
 """Metrics that add up to the time of a run; checkpoints are not timed."""
@@ -50,11 +55,13 @@ class Description:
         results: Sections in Markdown on what training changed.
         training: Likewise on how the weights were trained.
         pictures: PNG files by the names under which the sections show them.
+        example: The held-out prompt that changed most; None if it is not known.
     """
 
     results: str
     training: str
     pictures: Mapping[str, bytes]
+    example: str | None
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> Description:
@@ -70,16 +77,20 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
     with suppress(StorageError):
         origin = read_origin(folder)
     pictures: dict[str, bytes] = {}
+    prompts: list[str] = []
+    with suppress(StorageError):
+        prompts = prompts_by_change(folder, last_step=step)
     with suppress(StorageError):
         sheet = draw_contact_sheet(folder, columns=_SHEET_COLUMNS, last_step=step, side=_SHEET_SIDE)
-        if step > 0 and len(_evaluations_until(folder, step)) > 1:
+        if prompts:
             pictures[_SHEET] = sheet
     if curve := _draw_curve(config, rows):
         pictures[_CURVE] = curve
     results = [
+        _describe_run(config, origin, step=step),
         "## Held-out prompts, before and after\n",
-        *(_describe_sheet(folder) if _SHEET in pictures else []),
-        _describe_figures(folder, step=step),
+        *(_describe_sheet(prompts) if _SHEET in pictures else []),
+        *_describe_figures(folder, config, rows, step=step),
         *([f"![Scores during training]({_CURVE})\n"] if _CURVE in pictures else []),
     ]
     training = [
@@ -87,30 +98,40 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         *_describe_prompts(folder),
         *([_describe_versions(origin)] if origin is not None else []),
     ]
-    return Description("\n".join(results), "\n".join(training), pictures)
+    example = prompts[0] if prompts else None
+    return Description("\n".join(results), "\n".join(training), pictures, example)
 
 
-def _evaluations_until(folder: RunFolder, step: int) -> list[int]:
-    return [each for each in evaluation_steps(folder) if each <= step]
+def _describe_run(config: Config, origin: Origin | None, *, step: int) -> str:
+    """Say in one paragraph what was trained for what."""
+    method = "GRPO" if config.train.method == "grpo" else "supervised fine-tuning"
+    prompts = "" if origin is None else f" on {len(origin.training)} prompts"
+    return (
+        f"glm-grpo trained the autoregressive language model, which chooses the tokens of an "
+        f"image, with {method} for {step} steps{prompts}. The decoder, which turns tokens into "
+        "pixels, is unchanged.\n"
+    )
 
 
-def _describe_sheet(folder: RunFolder) -> list[str]:
-    table = read_evaluation(folder, evaluation_steps(folder)[0], ("sample", "prompt")).to_pylist()
-    prompts = [row["prompt"] for row in table if row["sample"] == 0][:_SHEET_COLUMNS]
-    shown = "".join(f"{number}. {_text(prompt)}\n" for number, prompt in enumerate(prompts, 1))
+def _describe_sheet(prompts: Sequence[str]) -> list[str]:
+    shown = prompts[:_SHEET_COLUMNS]
+    lines = "".join(f"{number}. {_text(prompt)}\n" for number, prompt in enumerate(shown, 1))
     return [
         f"![Held-out prompts before and after training]({_SHEET})\n",
-        f"The first held-out prompts, with the same seeds each time:\n\n{shown}",
+        "The held-out prompts whose total changed most, up or down, with the same seeds each "
+        f"time:\n\n{lines}",
     ]
 
 
-def _describe_figures(folder: RunFolder, *, step: int) -> str:
+def _describe_figures(
+    folder: RunFolder, config: Config, rows: Sequence[MetricsRow], *, step: int
+) -> list[str]:
     try:
         summary = summarise_until(folder, step)
     except StorageError:
-        return "The evaluations of the run cannot be read.\n"
+        return ["The evaluations of the run cannot be read.\n"]
     if summary is None:
-        return "The run had no evaluation after its start when this was exported.\n"
+        return ["The run had no evaluation after its start when this was exported.\n"]
     untrained = untrained_means(folder)
     columns = ["", *(["untrained"] if untrained else []), "before", "after", "change"]
     cells = [change_row(row) for row in summary.rows]
@@ -121,12 +142,43 @@ def _describe_figures(folder: RunFolder, *, step: int) -> str:
     start = "the start of the run"
     if untrained:
         start = "the start of the run (which began with the weights of another one)"
-    return (
+    return [
         f"Mean scores on {summary.prompts} prompts that were not used in training, at {start} and "
         f"at step {summary.step}; higher is better. The intervals are 95 % bootstrap intervals of "
         "the change, over prompts.\n\n"
-        f"{_table([*columns, '95 % interval'], cells)}{below}"
-    )
+        f"{_table([*columns, '95 % interval'], cells)}{below}",
+        *_describe_scores(config, {row.name for row in summary.rows}),
+        *_describe_canaries(rows),
+    ]
+
+
+def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
+    """Say what each score measures, and how the total is made of them."""
+    terms = [
+        (name, f"{term.weight:g}", _measured(term) + ("" if name in scored else _NOT_APPLIED))
+        for name, term in config.reward.terms.items()
+    ]
+    if OCR_EXACT in scored:
+        terms.append((OCR_EXACT, "-", "Fraction of images whose text is read without a mistake."))
+    total = "`total` is the reward, their weighted sum."
+    if config.reward.combine != "weighted_sum":
+        total = (
+            "`total` is the reward: their weighted sum after each is standardised, in standard "
+            "deviations of the untrained model's scores."
+        )
+    table = _table(["score", "weight", "what it measures; higher is better"], terms)
+    return [f"{table}\n{total}\n"]
+
+
+def _describe_canaries(rows: Sequence[MetricsRow]) -> list[str]:
+    """Warn if canaries were outside their bands at the last step."""
+    departures = rows[-1].get("canary/departures") if rows else None
+    if not departures:
+        return []
+    return [
+        f"At the end, {departures:g} measures outside the reward (canaries) were outside the range "
+        "of the untrained model: look at images before you trust the scores.\n"
+    ]
 
 
 def _describe_settings(
@@ -142,26 +194,25 @@ def _describe_settings(
     trained = "all weights of the language model"
     if adapter is not None:
         trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
-    rollout, weights = config.rollout, config.reward.weights()
-    terms = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    rollout = config.rollout
     values = {
         "base model": _public(config.model.path),
-        "started from": _public(config.model.start_from or config.model.path),
         "method": f"{method}; the decoder stays frozen",
         "trained": trained,
         "steps": f"{step}, of {rollout.prompts_per_step} prompts with {rollout.group_size} images "
         "each",
         "optimizer": f"learning rate {config.optim.learning_rate:g}",
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
-        "reward": f"`{config.reward.combine}` of {terms}",
         "decoding": describe_decoding(config.decode),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "seeds": f"training {config.train.seed}, evaluations {config.eval.seed}",
         "cost": _describe_cost(config, origin, rows, step=step),
     }
+    if config.model.start_from is not None:
+        values["started from"] = _public(config.model.start_from)
     if config.run.notes is not None:
         values["notes"] = _text(config.run.notes.replace("\n", "; "))
-    return f"## How it was trained\n\n{_table(['', ''], values.items())}"
+    return f"## How it was trained\n\n{_table(['setting', 'value'], values.items())}"
 
 
 def _describe_cost(
@@ -196,7 +247,9 @@ def _describe_prompts(folder: RunFolder) -> list[str]:
 
 
 def _describe_versions(origin: Origin) -> str:
-    shown = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    shown = ", ".join(
+        f"{name} {origin.versions[name]}" for name in _PACKAGES if name in origin.versions
+    )
     return f"## Versions\n\n{shown}\n"
 
 
@@ -218,13 +271,20 @@ def _draw_curve(config: Config, rows: Sequence[MetricsRow]) -> bytes:
             color="tab:blue" if is_evaluation else "lightgrey",
             marker="o" if is_evaluation else None,
         )
-    axes.set(xlabel="step", ylabel="mean total")
+    is_sum = config.reward.combine == "weighted_sum"
+    axes.set(xlabel="step", ylabel="mean total" if is_sum else "mean total, standard deviations")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def _measured(term: TermConfig) -> str:
+    """What a term measures; of a custom one, also the function."""
+    function = f" `{term.function}`" if isinstance(term, CustomConfig) else ""
+    return _text(describe_term(term)) + function
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -15,6 +17,10 @@ from glm_grpo.config.sections import DecodeSection, RolloutSection
 
 README = "README.md"
 PROGRAM = "generate.py"
+LABEL_HEIGHT = 24
+"""Pixels above the images of its picture, for their labels."""
+
+_LIBRARIES = ("accelerate", "diffusers", "transformers", "peft")
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -27,8 +33,6 @@ class StockSettings:
         base: Folder or hub id of the model that the run started from.
         rollout: How tokens were sampled, and the size of images.
         decode: How tokens were decoded.
-        outside_codebook: Returns a note on tokens outside the codebook, which stock sampling does
-            not exclude, given the number of tokens per image; empty: not measured.
         license: Hub name of the base's licence; None: unknown.
         results: Sections of the card, in Markdown, on what training changed.
         training: Likewise on how the weights were trained.
@@ -41,7 +45,6 @@ class StockSettings:
     dtype: str
     rollout: RolloutSection
     decode: DecodeSection
-    outside_codebook: Callable[[int], str]
     license: str | None
     results: str
     training: str
@@ -104,15 +107,32 @@ class Card:
 
 
 def write_card(directory: Path, card: Card, settings: StockSettings) -> None:
-    """Write the page and the program of an export into its folder."""
+    """Write the page and the program of an export into its folder, and forget local paths in it."""
+    for path in (*directory.rglob("config.json"), *directory.glob("model_index.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        # diffusers writes where a part was loaded from.
+        if values.pop("_name_or_path", None) is not None:
+            path.write_text(f"{json.dumps(values, indent=2, sort_keys=True)}\n", encoding="utf-8")
     (directory / README).write_text(_page(card, settings), encoding="utf-8")
     (directory / PROGRAM).write_text(_program(card, settings), encoding="utf-8")
 
 
 def _page(card: Card, settings: StockSettings) -> str:
-    call = ["python", PROGRAM, settings.prompt]
-    if not settings.is_on_hub or not card.has_adapter:
-        call += ["--base", settings.base_place]
+    calls = [["python", PROGRAM, settings.prompt]]
+    shows = "the base model and these weights"
+    if not card.has_adapter:
+        shows = "these weights, with `--base` also the base model"
+        calls.append([*calls[0], "--base", settings.base_place])
+    elif not settings.is_on_hub:
+        calls = [[*calls[0], "--base", settings.base_place]]
+    notes = [*card.notes]
+    if settings.is_embedded:
+        notes.insert(
+            0, "The base model is a folder of the package glm-grpo, wherever it is installed."
+        )
+    elif not settings.is_on_hub:
+        notes.insert(0, f"`{settings.base_place}` stands for the folder of the base model.")
+    libraries = [f"{name}=={version(name)}" for name in _LIBRARIES]
     snippet = f"""
 In your own code, run in this folder:
 
@@ -132,14 +152,16 @@ In your own code, run in this folder:
 {settings.results}
 ## Generate an image
 
-[`{PROGRAM}`]({PROGRAM}) saves `picture.png`: on the left the base model, on the right these
-weights, with the same seed.
+Download this repository (`hf download`), and run in its folder:
 
 ```bash
-{shlex.join(call)}
+pip install torch torchvision {" ".join(libraries)}
+{chr(10).join(map(shlex.join, calls))}
 ```
 
-{"".join(f"- {note}{chr(10)}" for note in card.notes)}{snippet if card.snippet else ""}
+[`{PROGRAM}`]({PROGRAM}) saves `picture.png`, which shows {shows}, with the same seed.
+
+{"".join(f"- {note}{chr(10)}" for note in notes)}{snippet if card.snippet else ""}
 {settings.training}"""
 
 
@@ -152,7 +174,7 @@ def _program(card: Card, settings: StockSettings) -> str:
     if settings.num_sources:
         paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
         sources = f'parser.add_argument("--sources", nargs={len(paths)}, default={paths!r})\n'
-    to_base = f"{card.to_base}\nimages.insert(0, draw())"
+    to_base = f'{card.to_base}\nimages = {{"base": draw(), **images}}'
     if not card.has_adapter:
         to_base = "if options.base:\n" + "\n".join(f"    {line}" for line in to_base.splitlines())
     return f'''\
@@ -162,7 +184,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 {card.imports}
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -177,11 +199,13 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 {card.load}
 
 
-images = [draw()]
+images = {{"trained": draw()}}
 {to_base}
-picture = Image.new("RGB", (sum(image.width for image in images), images[0].height))
-for index, image in enumerate(images):
-    picture.paste(image, (index * image.width, 0))
+width, height = images["trained"].size
+picture = Image.new("RGB", (len(images) * width, height + {LABEL_HEIGHT}), "white")
+for index, (name, image) in enumerate(images.items()):
+    ImageDraw.Draw(picture).text((index * width + 4, 6), name, fill="black")
+    picture.paste(image, (index * width, {LABEL_HEIGHT}))
 picture.save(options.output)
 print(options.output)
 '''

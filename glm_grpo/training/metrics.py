@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from glm_grpo.grpo.update import UpdateReport
-from glm_grpo.run.tables import MetricsRow
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit import audit_table
 from rewards.reweigh import Mode, contributions, placed_share
@@ -144,30 +143,6 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     if OCR in table.names:
         metrics[f"eval/{OCR_EXACT}"] = _mean([float(score == 1) for score in _scores(table, OCR)])
     return metrics
-
-
-def outside_codebook_note(rows: Sequence[MetricsRow], *, step: int, tokens: int) -> str:
-    """Warn users of exported weights about samplers that draw from all outputs.
-
-    Args:
-        rows: Metrics of the run.
-        step: Step of the exported weights; the last value up to it counts.
-        tokens: Tokens per image, T.
-
-    Returns:
-        One line; empty if the run did not measure it, as earlier versions did not.
-    """
-    figures = [row.get("policy/outside_codebook") for row in rows if (row["step"] or 0) <= step]
-    measured = [figure for figure in figures if figure is not None]
-    if not measured:
-        return ""
-    fraction = measured[-1]
-    return (
-        f"Outside the codebook: {fraction:.1e} of a token's probability, or "
-        f"{fraction * tokens:.1e} of the {tokens} tokens of an image; the run sampled only the "
-        "codebook, and a sampler over all outputs, such as the stock one, can end such an image "
-        "early."
-    )
 
 
 def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:

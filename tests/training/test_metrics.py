@@ -10,7 +10,6 @@ from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.training.metrics import (
     StepWork,
     evaluation_metrics,
-    outside_codebook_note,
     sampled_utilisation,
     step_metrics,
     supervised_utilisation,
@@ -185,15 +184,6 @@ def test_step_metrics_averages_the_updates_of_a_step() -> None:
     assert metrics["policy/replay_gap"] == 111
     # Of the last: what the next step starts from.
     assert metrics["optim/learning_rate"] == 134
-
-
-def test_outside_codebook_note_has_the_figure_of_the_exported_step() -> None:
-    name = "policy/outside_codebook"
-    # The evaluation before training has none, and a step whose updates were skipped null.
-    rows = [{"step": 0}, {"step": 1, name: 2e-5}, {"step": 2, name: None}, {"step": 3, name: 0.5}]
-    note = outside_codebook_note(rows, step=2, tokens=272)
-    assert note.startswith("Outside the codebook: 2.0e-05 of a token's probability, or 5.4e-03 of")
-    assert outside_codebook_note(rows, step=0, tokens=272) == ""
 
 
 def test_step_metrics_leaves_skipped_updates_out_and_counts_them() -> None:

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from glm_grpo.models.export import Card, StockSettings, describe_sampling, write_card
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.token_grid import token_layout
 
 
 def export_adapter(adapted: PeftModel, settings: StockSettings, directory: Path) -> None:
@@ -62,18 +61,19 @@ def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
     config.top_k = rollout.top_k or 0
     config.top_p = rollout.top_p or 1.0
     config.min_p = rollout.min_p
+    # The run draws only from the codebook, the first rows of the head.
+    codebook = model.config.vq_config.num_embeddings
+    config.suppress_tokens = [*range(codebook, model.lm_head.out_features)] or None
 
 
 def _card(settings: StockSettings, *, is_adapter: bool) -> Card:
     rollout = settings.rollout
-    layout = token_layout(rollout.height, rollout.width, has_preview=settings.num_sources == 0)
-    outside_codebook = settings.outside_codebook(layout.num_tokens)
     notes = [
         "Height and width must be given, as multiples of 32: stock code has no default for them. "
         f"The run was trained at {rollout.height} x {rollout.width}.",
         "`generation_config.json` sets how tokens are sampled: as the run did "
-        f"({describe_sampling(rollout)}), whatever the base model has.",
-        *([outside_codebook] if outside_codebook else []),
+        f"({describe_sampling(rollout)}, only image tokens), whatever the base model has. Without "
+        "it, stock code can draw the end of an image too early, and then fails.",
     ]
     if is_adapter:
         notes.append("`pipeline.vision_language_encoder.disable_adapters()` draws with the base.")

@@ -269,7 +269,7 @@ def _describe_reward(config: Config) -> str:
 def _terms_table(config: Config) -> Table:
     """What each term measures: the first line of its documentation."""
     rows = tuple(
-        (name, f"{term.weight:g}", f"{_describe_term(term)} {_caution(term)}".strip())
+        (name, f"{term.weight:g}", f"{describe_term(term)} {_caution(term)}".strip())
         for name, term in config.reward.terms.items()
     )
     return Table("terms of the reward", ("Term", "Weight", "What it measures"), rows, is_text=True)
@@ -316,7 +316,7 @@ def _verdict(row: SummaryRow, config: Config | None) -> Cell:
     return Cell(tone, tone)
 
 
-def _describe_term(term: TermConfig) -> str:
+def describe_term(term: TermConfig) -> str:
     """The first line of a kind's documentation, with the picture that the term compares with."""
     line = (type(term).__doc__ or "").split("\n")[0]
     if isinstance(term, ComparingConfig):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas
 from PIL import Image, ImageDraw, ImageFont
 
 from glm_grpo.errors import StorageError
@@ -33,7 +34,7 @@ def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
 def draw_contact_sheet(
     folder: RunFolder, *, columns: int, last_step: int | None = None, side: int | None = None
 ) -> bytes:
-    """Draw a PNG with a column for each of the first held-out prompts, in order.
+    """Draw a PNG with a column for each of the held-out prompts that changed most.
 
     The rows are sources and target (if the prompts have them), the first sample of the first
     evaluation and the first sample of the last, drawn with the same seeds. If the run began with
@@ -57,10 +58,10 @@ def draw_contact_sheet(
     untrained = first_run(folder)
     if untrained is not None:
         drawn.insert(0, (untrained, 0, "untrained"))
+    ordered = _order_by_change(folder, steps)["prompt_id"]
     for index, (run, step, name) in enumerate(drawn):
-        table = read_evaluation(run, step, ("step", "sample", "target", "image", SOURCES))
-        table = table.to_pandas()
-        first = table[table["sample"] == 0].head(columns)
+        first = _first_samples(run, step)
+        first = first.loc[[each for each in ordered if each in first.index]].head(columns)
         if index == 0 and SOURCES in first:
             rows += [[*map(run.picture, each)] for each in zip(*first[SOURCES], strict=True)]
             names += ["source"] * len(rows)
@@ -87,6 +88,36 @@ def draw_contact_sheet(
     buffer = io.BytesIO()
     Image.fromarray(sheet).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
+
+
+def prompts_by_change(folder: RunFolder, *, last_step: int) -> list[str]:
+    """Held-out prompts from the largest change of the first sample's total to the smallest.
+
+    Empty if there are fewer than two evaluations until `last_step`.
+
+    Raises:
+        StorageError: An evaluation cannot be read.
+    """
+    steps = [each for each in evaluation_steps(folder) if each <= last_step]
+    if len(steps) < 2:
+        return []
+    prompts: list[str] = _order_by_change(folder, steps)["prompt"].tolist()
+    return prompts
+
+
+def _order_by_change(folder: RunFolder, steps: Sequence[int]) -> pandas.DataFrame:
+    """First samples of the first evaluation, in the order of `prompts_by_change`."""
+    before = _first_samples(folder, steps[0])
+    after = _first_samples(folder, steps[-1])
+    changes = (after["total"] - before["total"]).abs().reindex(before.index)
+    order = changes.sort_values(ascending=False, kind="stable").index
+    return before.loc[order].reset_index()
+
+
+def _first_samples(run: RunFolder, step: int) -> pandas.DataFrame:
+    names = ("prompt_id", "prompt", "sample", "target", "image", "total", SOURCES)
+    table = read_evaluation(run, step, names).to_pandas()
+    return table[table["sample"] == 0].set_index("prompt_id")
 
 
 def _load(path: Path, side: int | None) -> np.ndarray:

@@ -14,7 +14,7 @@ from huggingface_hub import metadata_load
 from PIL import Image
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export import PROGRAM, README, StockSettings, find_license
+from glm_grpo.models.export import LABEL_HEIGHT, PROGRAM, README, StockSettings, find_license
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 
 ROWS = torch.arange(6)
@@ -52,7 +52,6 @@ def settings(random_pipeline_folder):
             prompts_per_step=1, group_size=2, height=64, width=96, temperature=0.5, top_k=7
         ),
         decode=DecodeSection(steps=2, guidance_scale=1.25),
-        outside_codebook=lambda tokens: "",
         license="mit",
         results="## Held-out prompts\n",
         training="## How it was trained\n",
@@ -116,6 +115,8 @@ def test_the_page_of_an_export_loads_it_with_stock_classes(
     place = f"PATH/TO/{Path(settings.base).name}"
     assert settings.base not in page
     assert f"--base {place}" in page
+    configs = [path.read_text() for path in tmp_path.rglob("*.json")]
+    assert not any(settings.base in text or str(tmp_path) in text for text in configs)
     if kind == "adapter":
         assert settings.base not in (tmp_path / "adapter_config.json").read_text()
         snippet = snippet.replace(place, settings.base)
@@ -125,7 +126,7 @@ def test_the_page_of_an_export_loads_it_with_stock_classes(
     assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
-    assert "as the run did (temperature 0.5, top_k 7)" in page
+    assert "as the run did (temperature 0.5, top_k 7, only image tokens)" in page
     assert names["pipeline"].num_timesteps == settings.decode.steps
     assert names["pipeline"].guidance_scale == settings.decode.guidance_scale
     # No base_model: the hub refuses the path of a folder.
@@ -146,9 +147,8 @@ def test_the_program_of_an_export_draws_base_and_trained_side_by_side(
     num_sources,
 ):  # fmt: skip
     policy, _ = trained(4)
-    # With random weights, tokens outside the codebook are not rare.
-    rollout = settings.rollout.model_copy(update={"top_k": 1})
-    settings = replace(settings, num_sources=num_sources, rollout=rollout)
+    # With random weights, tokens outside the codebook would not be rare.
+    settings = replace(settings, num_sources=num_sources)
     for number in range(num_sources):
         Image.new("RGB", (50, 70), (99 * number, 200, 9)).save(
             tmp_path / f"source-{number + 1}.png"
@@ -162,12 +162,14 @@ def test_the_program_of_an_export_draws_base_and_trained_side_by_side(
 
     width, height = settings.rollout.width, settings.rollout.height
     both = Image.open("picture.png")
-    assert both.size == (2 * width, height)
-    base, trained_image = (both.crop((left, 0, left + width, height)) for left in (0, width))
+    assert both.size == (2 * width, LABEL_HEIGHT + height)
+    base, trained_image = (
+        both.crop((left, LABEL_HEIGHT, left + width, both.height)) for left in (0, width)
+    )
     assert base.tobytes() != trained_image.tobytes()
     # The base samples in the same way, and its images are those of the untouched pipeline.
     sampling = names["pipeline"].vision_language_encoder.generation_config
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 1, 1.0)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
     assert "picture.png" in (tmp_path / README).read_text()
     if num_sources == 0:
         stock = GlmImagePipeline.from_pretrained(random_pipeline_folder)
@@ -192,7 +194,7 @@ def test_the_program_of_a_pipeline_draws_it_alone_without_a_base(
 
     run_program(tmp_path, monkeypatch, "a cat", "--output", "alone.png")
 
-    assert Image.open("alone.png").size == (settings.rollout.width, settings.rollout.height)
+    assert Image.open("alone.png").width == settings.rollout.width
 
 
 @pytest.mark.parametrize(

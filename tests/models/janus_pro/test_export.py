@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export import PROGRAM, StockSettings
+from glm_grpo.models.export import LABEL_HEIGHT, PROGRAM, StockSettings
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import JanusPro
 from tests.janus_miniature import SIDE
@@ -29,7 +29,6 @@ def settings(janus_folder):
             prompts_per_step=1, group_size=2, height=SIDE, width=SIDE, temperature=0.5, top_p=0.9
         ),
         decode=DecodeSection(),
-        outside_codebook=lambda tokens: "",
         license="mit",
         results="## Held-out prompts\n",
         training="## How it was trained\n",
@@ -111,6 +110,8 @@ def test_the_page_and_the_program_draw_pictures(
     monkeypatch.setattr("sys.argv", [PROGRAM, "a red cat", "--base", str(janus_folder)])
     runpy.run_path(PROGRAM)
     both = Image.open("picture.png")
-    assert both.size == (2 * SIDE, SIDE)
-    base, trained = (both.crop((left, 0, left + SIDE, SIDE)) for left in (0, SIDE))
+    assert both.size == (2 * SIDE, LABEL_HEIGHT + SIDE)
+    base, trained = (
+        both.crop((left, LABEL_HEIGHT, left + SIDE, both.height)) for left in (0, SIDE)
+    )
     assert base.tobytes() != trained.tobytes()
