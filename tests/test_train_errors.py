@@ -24,7 +24,7 @@ from tests.programs import ROOT, Programs
         (["-m", "train.seed=0,1", "rollout.group_size=1"], "nothing to be compared with"),
         (["-m", "orc=0.1,0.5"], "did you mean ocr?"),
         (["--config-name", "tyni"], "Did you mean tiny?"),
-        (["--config-dir", "cofigs"], "cofigs' exists and readable"),
+        (["--config-dir", "cofigs"], "There is no folder cofigs. `glm-grpo init cofigs` makes one"),
     ],
     ids=str,
 )

@@ -177,8 +177,14 @@ def choose_config(
         has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
         name = OWN_CONFIG if has_own else "tiny"
     places = (folder, PACKAGED_CONFIGS)
-    # Hydra names a missing folder itself.
-    if folder.is_dir() and not any((place / f"{name}.yaml").is_file() for place in places):
+    if not folder.is_dir():
+        near = difflib.get_close_matches(folder.name, _folders_beside(folder), n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        made = shlex.quote(str(config_dir))
+        raise ConfigError(
+            f"There is no folder {config_dir}.{meant} `glm-grpo init {made}` makes one"
+        )
+    if not any((place / f"{name}.yaml").is_file() for place in places):
         names = {path.stem for place in places for path in place.glob("*.yaml")}
         nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         meant = f" Did you mean {nearest[0]}?" if nearest else ""
@@ -188,6 +194,12 @@ def choose_config(
     if folder != PACKAGED_CONFIGS:
         _refuse_overridden(folder / f"{name}.yaml")
     return folder, name
+
+
+def _folders_beside(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return [path.name for path in folder.parent.iterdir() if path.is_dir()]
+    return []
 
 
 def _refuse_overridden(path: Path) -> None:

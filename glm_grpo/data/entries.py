@@ -149,7 +149,8 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
     prompt = _read_string(row, "prompt", row.fields.get("prompt")).strip()
     if not prompt:
         nearest = difflib.get_close_matches("prompt", map(str, row.fields), n=1)
-        found = f"; did you mean {shorten(nearest[0])}?" if nearest else ""
+        is_misspelled = nearest and "prompt" not in row.fields
+        found = f"; rename {shorten(nearest[0])} to 'prompt'" if is_misspelled else ""
         raise DataError(f"{row.origin}: 'prompt' is missing or blank; every row needs one{found}")
     return PromptEntry(
         origin=row.origin,

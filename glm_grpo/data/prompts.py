@@ -179,7 +179,8 @@ def load_prompts(
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
     errors, unread, fields = Errors(), set[str](), set[str]()
     refused: dict[str, list[str]] = {}
-    with errors.collecting():
+    unreadable = Errors()
+    with unreadable.collecting():
         for position, row in enumerate(read_rows(path)):
             if sources == 0:
                 unread |= {field for field in SOURCE_FIELDS if row.fields.get(field)}
@@ -195,6 +196,8 @@ def load_prompts(
     for rule, origins in refused.items():
         with errors.collecting():
             raise DataError(f"{_join_origins(origins)}: {rule}")
+    with errors.collecting():
+        unreadable.raise_all()
     errors.raise_all()
     for field in unread:
         logger.warning(

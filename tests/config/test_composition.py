@@ -98,6 +98,12 @@ def test_an_unknown_config_is_refused_with_the_names_there_are() -> None:
         compose_config(None, "tyni")
 
 
+def test_a_missing_folder_is_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "my-run").mkdir()
+    with pytest.raises(ConfigError, match=r"There is no folder .*my-rum\. Did you mean my-run\?"):
+        compose_config(tmp_path / "my-rum", None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -107,7 +107,7 @@ PICTURE = "must be the path of an image"
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"promt": "x"}, "'prompt' is missing .*did you mean 'promt'"),
+        ({"promt": "x"}, "'prompt' is missing .*rename 'promt' to 'prompt'"),
         ({"prompt": " \t"}, "'prompt' is missing or blank"),
         ({"prompt": 5}, "'prompt' is 5"),
         ({"prompt": "x", "text": 5}, "'text' is 5"),

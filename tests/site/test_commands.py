@@ -106,6 +106,7 @@ def accept_make(words: list[str]) -> None:
 
 OURS: dict[str, Callable[[list[str]], None]] = {
     "python": accept_python,
+    "python3": accept_python,
     "accelerate": accept_accelerate,
     "sbatch": accept_sbatch,
     "glm-grpo": accept_glm_grpo,

@@ -23,6 +23,7 @@ from glm_grpo.run.figures import (
     change_row,
     interval,
     interval_note,
+    show_change,
     show_score,
 )
 from glm_grpo.run.folder import RunFolder, write_atomically
@@ -239,6 +240,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         is_miniature=config is not None and config.model.path == TINY,
         changes=_changes_table(summary, steps, config) if summary else None,
         interval=interval,
+        show_change=show_change,
         total=next((row for row in summary if row.name == "total"), None),
         cases=cases,
         prompts=prompts,

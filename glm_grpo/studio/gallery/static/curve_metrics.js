@@ -131,8 +131,16 @@
 
   function rewardCharts(terms, chart) {
     const line = (start) => [{ name: `${start}/mean`, std: `${start}/std` }];
+    /* Otherwise held-out totals are standardised, and the mean of a step is that of raw scores. */
+    const isSum = window.glmGallery.run.reward.combine === "weighted_sum";
+    const held = { evaluations: [`${EVALUATION}total`] };
     return [
-      ...chart("Total", line("reward"), { evaluations: [`${EVALUATION}total`] }),
+      ...(isSum
+        ? chart("Total", line("reward"), held)
+        : [
+            ...chart("Weighted mean of raw scores", [{ name: "reward/mean" }]),
+            ...chart("Held-out total, standard deviations", [], held),
+          ]),
       ...terms.flatMap((term, colour) =>
         chart(term, line(`reward/${term}`), { evaluations: [EVALUATION + term], colour }),
       ),

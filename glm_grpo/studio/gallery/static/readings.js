@@ -47,7 +47,7 @@
     return html`<p class=${isShort ? "asked-read is-short" : "asked-read"} ...${attributes}>
       ${group.texts.length > 0 && html`<span class="part"><span class="soft">asked</span>${
         group.texts.map((text) => html`${" "}<span class="asked" dir="auto">${clip(text)}</span>`)}${
-        readings.length > 0 && ","}</span>`}
+        readings.length > 0 && !isShort && ","}</span>`}
       ${readings.map(([name, note]) => html`${" "}<span class="part" key=${name}><span class="soft">${
         readings.length > 1 ? `${name} read` : "read"}</span>${" "}<${Note} note=${note} /></span>`)}
     </p>`;

@@ -82,7 +82,8 @@
         <strong class=${kind}>${shownChange(total)}</strong>${" "}
         <span>${total.low === null ? TOO_FEW : `95 % interval ${extent(total)}: ${verdict}`}</span>
       </p>
-      <p class="soft">Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}</p>
+      <p class="soft">Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}${
+        gallery.run.reward.combine === "weighted_sum" ? "" : ", in standard deviations of the untrained model's scores"}</p>
       <ul class="start-terms">
         ${summary.filter((row) => row !== total).map((row) => html`<li key=${row.name}>
           ${row.name} <span class=${judge(row)[1]}>${shownChange(row)}</span>
@@ -141,11 +142,13 @@
     const column = (name) => values[name]?.map((value) => value ?? undefined);
     const has = (name) => values[name] !== undefined;
     const line = { name: "reward/mean", values: column("reward/mean") };
+    /* Otherwise held-out totals have another unit. */
+    const isSum = gallery.run.reward.combine === "weighted_sum";
     return {
       id: "reward/mean",
-      title: "Reward",
+      title: isSum ? "Reward" : "Held-out total, standard deviations",
       unit: "",
-      lines: has("reward/mean") ? [{ ...line, style: lineStyle(0) }] : [],
+      lines: isSum && has("reward/mean") ? [{ ...line, style: lineStyle(0) }] : [],
       evaluations: has("eval/total") ? [{ name: "eval/total", values: column("eval/total"), style: EVALUATION_STYLE }] : [],
       band: null,
     };

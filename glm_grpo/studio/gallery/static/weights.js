@@ -270,7 +270,7 @@
           <dt>mean Kendall's tau: 1 if no order changes</dt>
           <dd>
             <data value=${rankCorrelation ?? ""}>${fmt(rankCorrelation)}</data>
-            <span class="soft"> of ${rankedGroups} groups that are not flat</span>
+            <span class="soft"> over ${rankedGroups} groups that are not flat</span>
           </dd>
         </div>
         <div data-figure="flat">

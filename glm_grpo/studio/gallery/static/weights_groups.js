@@ -14,7 +14,7 @@
      would hold them up. */
   const LIST_INTERVAL_MS = 80;
   const SORTINGS = {
-    winner: "new winner first",
+    winner: "new winner, then widest totals",
     advantage: "largest change of advantage",
     order: "change of order (Kendall's tau)",
     step: "step",
@@ -149,7 +149,7 @@
           winner changes: ${nameBest(ranks.before)} to ${nameBest(ranks.after)}
         </strong>`}
         ${after.isFlat && html`<span>flat</span>`}
-        <span class="soft">tau ${tau === null ? "none (flat)" : fmt(tau)}</span>
+        <span class="soft" title="Kendall's tau: 1 if the order stays">tau ${tau === null ? "none (flat)" : fmt(tau)}</span>
       </p>
       <p><${PromptText} text=${group.prompt} /></p>
       ${isWinnerChanged && html`<div class="weights-pair">
