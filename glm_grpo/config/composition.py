@@ -329,6 +329,12 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
         said = [f"The config cannot be composed: {error}"]
         if isinstance(error, OverrideParseException):
             said.append(_how_to_write(error.override))
+        said += [
+            f"{key} is a key that this config leaves out. Keys of another family of models have no "
+            "effect; keys of this one are added with +"
+            for key in (override.partition("=")[0] for override in overrides)
+            if key in _KEYS and f"Could not override '{key}'" in str(error)
+        ]
         raise ConfigError("\n".join([*said, *_suggest_keys(overrides)])) from error
 
 

@@ -71,6 +71,7 @@ class Progress:
         self._is_logging = not (self._is_live and sys.stdout.isatty())
         self._phase = ""
         self._is_evaluating = False
+        self._is_flatness_known = False
         self._evaluated_prompts = ""
         self._bars = rich.progress.Progress(
             TextColumn("{task.description:<19}"),
@@ -139,6 +140,14 @@ class Progress:
         left = [f"left {timedelta(seconds=seconds)}"] if seconds else []
         head = f"step {step:>{len(str(self._total))}}/{self._total}"
         self._print([head, *_figures(metrics), *left])
+        if metrics.get("advantage/flat_fraction") == 1 and not self._is_flatness_known:
+            self._is_flatness_known = True
+            logger.warning(
+                "all groups of step %d are flat (the images of a prompt have equal totals), so it "
+                "taught nothing; use other prompts, a larger rollout.group_size or another reward. "
+                "Later steps like it are not reported: see advantage/flat_fraction",
+                step,
+            )
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the held-out scores, metrics that begin with `eval/`, and their change."""

@@ -93,6 +93,11 @@ def test_an_override_that_leads_nowhere_is_refused(word: str, message: str) -> N
         compose_config(None, "tiny", [word])
 
 
+def test_a_key_of_the_other_family_is_named_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"decode\.steps is a key that this config leaves out"):
+        compose_config(None, "janus_pro_1b_16gb", [*PROMPTS, "decode.steps=20"])
+
+
 def test_an_unknown_config_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'tyni'. Did you mean tiny\? There are .*, tiny_edit"):
         compose_config(None, "tyni")

@@ -138,3 +138,11 @@ def test_time_left_of_a_resumed_run_is_from_the_second_step_on_at_the_pace_so_fa
         clock.seconds += seconds
         progress.end(step, {})
     assert lines() == ["step  5/10", "step  6/10  left 0:04:00", "step 10/10"]
+
+
+def test_a_step_of_flat_groups_is_reported_once(lines: Callable[[], list[str]]) -> None:
+    with make_progress(total=3) as progress:
+        for step, fraction in ((1, 0.5), (2, 1.0), (3, 1.0)):
+            progress.end(step, {**STEP, "advantage/flat_fraction": fraction})
+    (said,) = (line for line in lines() if "flat (the" in line)
+    assert said.startswith("all groups of step 2 are flat")
