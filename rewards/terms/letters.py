@@ -101,5 +101,6 @@ def split_letters(text: str) -> list[str]:
 
 def _is_joined(before: str, character: str) -> bool:
     """Whether a character, such as an accent, changes or belongs to those before it."""
-    is_mark = unicodedata.combining(character) != 0
+    # Some marks, such as the half-width voiced one, combine only in their plain form.
+    is_mark = any(map(unicodedata.combining, (character, plain_form(character)[:1] or " ")))
     return is_mark or plain_form(before + character) != plain_form(before) + plain_form(character)
