@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
@@ -327,6 +327,10 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         said = [f"The config cannot be composed: {error}"]
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+            names = [path.stem for path in PACKAGED_CONFIGS.glob("*.yaml")]
+            near = difflib.get_close_matches(str(error.missing_cfg_file), names, n=1)
+            said += [f"{error.missing_cfg_file}: did you mean {each}?" for each in near]
         if isinstance(error, OverrideParseException):
             said.append(_how_to_write(error.override))
         said += [

@@ -114,6 +114,7 @@ def test_a_missing_folder_is_refused_with_the_one_that_was_meant(tmp_path: Path)
     [
         ("model: {path: tiny\n", r"torn\.yaml.*line 1"),
         ("train: {steps: 3}\n", "begin its file with `defaults"),
+        ("defaults: [tny, _self_]\n", r"tny: did you mean tiny\?"),
         ("defaults: [_self_, tiny]\ntrain: {steps: 3}\n", "before `tiny`.*put `_self_` last"),
     ],
 )

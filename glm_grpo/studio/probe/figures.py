@@ -73,7 +73,7 @@ class ProbeReport:
     Attributes:
         terms: In the order of the table; not all weights are 0.
         audit: Audit of the whole reward.
-        mean_total: Mean over all samples.
+        mean_total: Mean over all samples; NaN where totals are relative to a group.
         copy_total: Mean total of the unchanged first source pictures; NaN without sources, and
             where totals are relative to a group.
         decode: None where rollouts are decoded in full.
@@ -124,7 +124,7 @@ def report_probe(
         audit=audit,
         prompts=len(samples.prompts),
         group_size=samples.totals.shape[1],
-        mean_total=samples.totals.mean().item(),
+        mean_total=samples.totals.mean().item() if mode == "weighted_sum" else math.nan,
         copy_total=copy_total,
         decode=None if samples.full is None else report_decode(samples.full, table, mode=mode),
         credit=credit,

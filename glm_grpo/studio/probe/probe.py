@@ -211,10 +211,14 @@ def _probe_batch(
         full = decode_in_full(models, batch, token_ids, steps=steps, cheap_steps=cheap_steps)
     models = models.with_decode_steps(cheap_steps)
     single = replace(batch, group_size=1)
-    redrawn = [
-        decode_and_score(models, _under_noise(single, number), token_ids[:, :1])[1].raw
-        for number in range(noises)
-    ]
+    if steps is None:
+        # A decoder of one pass has no noise.
+        redrawn = [table.raw[:, :1]] * noises
+    else:
+        redrawn = [
+            decode_and_score(models, _under_noise(single, number), token_ids[:, :1])[1].raw
+            for number in range(noises)
+        ]
     target, reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
     return ProbeSamples(
         prompts=batch.prompts,
