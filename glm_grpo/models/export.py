@@ -193,6 +193,8 @@ parser.add_argument("--base", {base})
 {sources}parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--output", default="picture.png")
 options = parser.parse_args()
+if options.base and not Path(options.base).is_dir() and options.base.count("/") != 1:
+    parser.error(f"--base {{options.base}}: there is no such folder")
 here = Path(__file__).resolve().parent
 device = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -187,11 +187,14 @@ def test_the_program_of_an_export_draws_base_and_trained_side_by_side(
 
 
 def test_the_program_of_a_pipeline_draws_it_alone_without_a_base(
-    trained, random_pipeline, tmp_path, settings, monkeypatch
+    trained, random_pipeline, tmp_path, settings, monkeypatch, capsys
 ):
     policy, _ = trained(None)
     export_pipeline(policy, random_pipeline, settings, tmp_path)
 
+    with pytest.raises(SystemExit):
+        run_program(tmp_path, monkeypatch, "a cat", "--base", "PATH/TO/base")
+    assert "--base PATH/TO/base: there is no such folder" in capsys.readouterr().err
     run_program(tmp_path, monkeypatch, "a cat", "--output", "alone.png")
 
     assert Image.open("alone.png").width == settings.rollout.width
