@@ -42,6 +42,7 @@ from glm_grpo.training.resume import (
     keep_origin,
     open_run,
     pin_start,
+    refuse_other_settings,
     resume_command,
 )
 
@@ -63,6 +64,8 @@ def run_training(config: Config) -> RunFolder:
     console = Console(stderr=True, quiet=not launch.processes.is_main)
     quiet_libraries(shows_downloads=launch.processes.is_main)
     processes, device = launch.processes, launch.accelerator.device
+    with processes.together():
+        refuse_other_settings(config)
     # Before there is a run folder, so that a refused config leaves nothing behind.
     checked = check_before_loading(
         config, device, parallelism=_parallelism(launch), processes=processes

@@ -381,8 +381,25 @@ def _make_dated(path: Path) -> Path:
     return place
 
 
-def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
-    folder, checkpoint_path = _split(path)
+def refuse_other_settings(config: Config) -> None:
+    """Refuse to resume a run that is named with settings other than its own.
+
+    Before anything that these settings name is looked for: `open_run` refuses the same.
+
+    Raises:
+        CheckpointError: Settings differ, or the named run cannot be read.
+    """
+    resume = config.train.resume
+    if resume is None:
+        return
+    place = Path(config.run_dir if resume == AUTO else resume)
+    folder, _ = _split(place)
+    if resume != AUTO or folder.config_path.exists():
+        _refuse_other_settings(place, config)
+
+
+def _refuse_other_settings(path: Path, config: Config) -> None:
+    folder, _ = _split(path)
     stored = read_config(folder)
     by_content = _compared_by_content(folder, config)
     differences = [
@@ -398,6 +415,11 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
             f"({_list_changes(stored, config, differences)}); start a new run without "
             f"train.resume, or continue with the run's own: {resume_command(path)}{longer}"
         )
+
+
+def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
+    folder, checkpoint_path = _split(path)
+    _refuse_other_settings(path, config)
     lock.acquire(folder.path)
     # A kill during a replacement may have renamed a checkpoint.
     remove_leftovers(folder.checkpoints_dir)
