@@ -14,7 +14,7 @@ from glm_grpo.config import TINY, Config
 from glm_grpo.models.base import DTYPES
 from glm_grpo.models.export import README, StockSettings, find_license
 from glm_grpo.run.folder import storage_errors
-from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION
+from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, known_form
 
 _TINY_LICENSE = "apache-2.0"
 """Licence of the package."""
@@ -63,10 +63,18 @@ def export_model(
         training=training,
         prompt=prompt or _example_prompt(config),
         num_sources=config.data.sources,
+        notes=_notes_on_prompts(config),
     )
     with storage_errors("write", directory):
         family.export(policy, pipeline, settings, directory, kind=kind)
     return directory / README
+
+
+def _notes_on_prompts(config: Config) -> tuple[str, ...]:
+    if config.model.path != TINY:
+        return ()
+    form = known_form(is_edit=config.data.sources > 0)
+    return (f"The model knows only prompts of the form `{form}`.",)
 
 
 def _example_prompt(config: Config) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from glm_grpo.builders.export import export_model
+from glm_grpo.builders.models import model_path
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.export import PROGRAM
@@ -50,10 +51,13 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     for name, picture in described.pictures.items():
         write_atomically(directory / name, picture)
     folder = shlex.quote(str(directory))
+    base = model_path(config.model.path)
+    needs_base = kind == "adapter" and Path(base).exists()
+    of_base = f" --base {shlex.quote(base)}" if needs_base else ""
     shown = " and pictures of held-out prompts" if described.pictures else ""
     return (
         f"{directory}: weights of step {step}\n"
         f"look at it first: {readme} is its page, with prompts{shown}\n"
-        f"generate images:  python {folder}/{PROGRAM} --help\n"
+        f"generate images:  python {folder}/{PROGRAM} 'PROMPT'{of_base}\n"
         f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}"
     )

@@ -160,14 +160,17 @@ def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
     ]
     if OCR_EXACT in scored:
         terms.append((OCR_EXACT, "-", "Fraction of images whose text is read without a mistake."))
-    total = "`total` is the reward, their weighted sum."
+    total = (
+        "`total` is the reward, their weighted sum. Where a term does not apply, the others share "
+        "its weight."
+    )
     if config.reward.combine != "weighted_sum":
         total = (
             "`total` is the reward: their weighted sum after each is standardised, in standard "
             "deviations of the untrained model's scores."
         )
     table = _table(["score", "weight", "what it measures; higher is better"], terms)
-    return [f"{table}\n{total}\n"]
+    return [f"What the scores are:\n\n{table}\n{total}\n"]
 
 
 def _describe_canaries(rows: Sequence[MetricsRow]) -> list[str]:

@@ -20,7 +20,7 @@ PROGRAM = "generate.py"
 LABEL_HEIGHT = 24
 """Pixels above the images of its picture, for their labels."""
 
-_LIBRARIES = ("accelerate", "diffusers", "transformers", "peft")
+_LIBRARIES = ("accelerate", "diffusers", "transformers")
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -39,6 +39,7 @@ class StockSettings:
         prompt: Prompt of the card's example, for generation or editing.
         num_sources: Source pictures per prompt; 0: text-to-image.
         is_embedded: Whether the base is the model in the package.
+        notes: What to know about prompts.
     """
 
     base: str
@@ -51,6 +52,7 @@ class StockSettings:
     prompt: str
     num_sources: int = 0
     is_embedded: bool = False
+    notes: Sequence[str] = ()
 
     @property
     def is_on_hub(self) -> bool:
@@ -125,14 +127,18 @@ def _page(card: Card, settings: StockSettings) -> str:
         calls.append([*calls[0], "--base", settings.base_place])
     elif not settings.is_on_hub:
         calls = [[*calls[0], "--base", settings.base_place]]
-    notes = [*card.notes]
+    notes = [*settings.notes, *card.notes]
     if settings.is_embedded:
         notes.insert(
-            0, "The base model is a folder of the package glm-grpo, wherever it is installed."
+            0,
+            "The base model is a folder of the installed package glm-grpo; `python -c 'from "
+            'glm_grpo.builders.models import model_path; print(model_path("tiny"))\'` prints it.',
         )
     elif not settings.is_on_hub:
         notes.insert(0, f"`{settings.base_place}` stands for the folder of the base model.")
     libraries = [f"{name}=={version(name)}" for name in _LIBRARIES]
+    if card.has_adapter:
+        libraries.append(f"peft=={version('peft')}")
     snippet = f"""
 In your own code, run in this folder:
 

@@ -44,7 +44,8 @@ def draw_contact_sheet(
         folder: Run folder with at least one evaluation.
         columns: Largest number of prompts to show.
         last_step: Leave out later evaluations; None shows all.
-        side: Shrink pictures to at most this many pixels a side; None keeps their size.
+        side: Shrink pictures to at most this many pixels a side, and enlarge those of less than
+            half of it; None keeps their size.
 
     Raises:
         StorageError: There is no evaluation, or a picture is missing.
@@ -124,6 +125,11 @@ def _load(path: Path, side: int | None) -> np.ndarray:
     picture = read_picture(path)
     if side is not None:
         picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        # Pictures of miniatures are enlarged with sharp edges.
+        factor = math.ceil(side / 2 / max(picture.size))
+        picture = picture.resize(
+            (factor * picture.width, factor * picture.height), Image.Resampling.NEAREST
+        )
     pixels = np.asarray(picture)
     return np.pad(pixels, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
 
