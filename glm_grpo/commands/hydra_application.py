@@ -57,12 +57,13 @@ def announce_checks(config: Config) -> None:
     # Set by torchrun, as WORLD_SIZE is.
     if os.environ.get("RANK", "0") != "0":
         return
+    processes = os.environ.get("WORLD_SIZE", "1")
     named = {
         "run": config.run.name,
         "model": config.model.path,
         "prompts": config.data.path,
         "terms": " ".join(config.reward.terms),
-        "processes": processes if (processes := os.environ.get("WORLD_SIZE", "1")) != "1" else None,
+        "processes": None if processes == "1" else processes,
     }
     said = ", ".join(f"{what} {value}" for what, value in named.items() if value is not None)
     logger.info("checking: %s", printable(said))

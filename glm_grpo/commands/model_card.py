@@ -95,7 +95,7 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
     ]
     training = [
         _describe_settings(config, origin, rows, step=step),
-        *_describe_prompts(folder),
+        *([_describe_prompts(folder, origin)] if origin is not None else []),
         *([_describe_versions(origin)] if origin is not None else []),
     ]
     example = prompts[0] if prompts else None
@@ -232,21 +232,18 @@ def _describe_cost(
     return ", ".join(parts) + (f" on {devices}" if devices else "")
 
 
-def _describe_prompts(folder: RunFolder) -> list[str]:
+def _describe_prompts(folder: RunFolder, origin: Origin) -> str:
     """Number of prompts, and examples of those that were sampled."""
-    origin, examples = None, []
+    examples: list[str] = []
     with suppress(StorageError):
-        origin = read_origin(folder)
         steps = stored_steps(folder.rollouts_dir)
         rows = read_table(folder.rollout_path(steps[0]), ("prompt",)).to_pylist() if steps else []
         examples = [*dict.fromkeys(row["prompt"] for row in rows)][:_EXAMPLES]
-    if origin is None:
-        return []
     numbers = f"{len(origin.training)} for training, {len(origin.held_out)} held out."
     if not examples:
-        return [f"## Prompts\n\n{numbers}\n"]
+        return f"## Prompts\n\n{numbers}\n"
     shown = "".join(f"- {_text(prompt)}\n" for prompt in examples)
-    return [f"## Prompts\n\n{numbers} Some of those used in training:\n\n{shown}"]
+    return f"## Prompts\n\n{numbers} Some of those used in training:\n\n{shown}"
 
 
 def _describe_versions(origin: Origin) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -85,7 +84,7 @@ class Card:
     """What a family writes about an export.
 
     Attributes:
-        title: What the weights are; `{base}` stands for the name of the base model.
+        title: What the weights are.
         metadata: For the hub, which accepts a base model only by its hub id.
         license: Sentences on the licence.
         notes: What a user must know to generate images.
@@ -109,12 +108,7 @@ class Card:
 
 
 def write_card(directory: Path, card: Card, settings: StockSettings) -> None:
-    """Write the page and the program of an export into its folder, and forget local paths in it."""
-    for path in (*directory.rglob("config.json"), *directory.glob("model_index.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        # diffusers writes where a part was loaded from.
-        if values.pop("_name_or_path", None) is not None:
-            path.write_text(f"{json.dumps(values, indent=2, sort_keys=True)}\n", encoding="utf-8")
+    """Write the page and the program of an export into its folder."""
     (directory / README).write_text(_page(card, settings), encoding="utf-8")
     (directory / PROGRAM).write_text(_program(card, settings), encoding="utf-8")
 
@@ -151,7 +145,7 @@ In your own code, run in this folder:
 {card.metadata.to_yaml()}
 ---
 
-# {card.title.format(base=settings.base_name)}, trained by glm-grpo
+# {card.title}, trained by glm-grpo
 
 {card.license}
 

@@ -140,7 +140,9 @@ class Progress:
         left = [f"left {timedelta(seconds=seconds)}"] if seconds else []
         head = f"step {step:>{len(str(self._total))}}/{self._total}"
         self._print([head, *_figures(metrics), *left])
-        if metrics.get("advantage/flat_fraction") == 1 and not self._is_flatness_known:
+        is_flat = metrics.get("advantage/flat_fraction") == 1
+        # A quiet console is that of a process beside the main one.
+        if is_flat and not self._is_flatness_known and not self._console.quiet:
             self._is_flatness_known = True
             logger.warning(
                 "all groups of step %d are flat (the images of a prompt have equal totals), so it "

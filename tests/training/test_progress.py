@@ -146,3 +146,7 @@ def test_a_step_of_flat_groups_is_reported_once(lines: Callable[[], list[str]]) 
             progress.end(step, {**STEP, "advantage/flat_fraction": fraction})
     (said,) = (line for line in lines() if "flat (the" in line)
     assert said.startswith("all groups of step 2 are flat")
+    # Another process of the same run leaves it to the main one.
+    with make_progress(total=1, console=Console(file=io.StringIO(), quiet=True)) as progress:
+        progress.end(1, {**STEP, "advantage/flat_fraction": 1.0})
+    assert sum("flat (the" in line for line in lines()) == 1

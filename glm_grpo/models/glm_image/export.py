@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
@@ -49,7 +50,16 @@ def export_pipeline(
     _sample_as_trained(model, settings)
     pipeline.register_modules(vision_language_encoder=model)
     pipeline.save_pretrained(directory)
+    _remove_local_paths(directory)
     write_card(directory, _card(settings, is_adapter=False), settings)
+
+
+def _remove_local_paths(directory: Path) -> None:
+    """Remove from the configs of a pipeline where diffusers loaded its parts from."""
+    for path in (directory / "model_index.json", *directory.glob("*/config.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("_name_or_path", None) is not None:
+            path.write_text(f"{json.dumps(values, indent=2, sort_keys=True)}\n", encoding="utf-8")
 
 
 def _sample_as_trained(model: PreTrainedModel, settings: StockSettings) -> None:
@@ -107,7 +117,7 @@ pipeline.register_modules(vision_language_encoder=model)"""
     if settings.num_sources:
         imports.append("from diffusers.utils import load_image")
     return Card(
-        title="Adapter for {base}" if is_adapter else "{base}",
+        title=f"Adapter for {settings.base_name}" if is_adapter else settings.base_name,
         metadata=_metadata(settings, is_adapter=is_adapter),
         license=_describe_license(settings),
         notes=notes,

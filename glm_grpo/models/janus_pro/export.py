@@ -86,23 +86,12 @@ def _card(policy: JanusProPolicy, settings: StockSettings, *, is_adapter: bool) 
             "`guidance_scale=1`. The call uses 1.001, which is close to it."
         )
     dtype = f"dtype=torch.{settings.dtype}"
-    base = "options.base" if is_adapter else "here"
-    load = [
-        f"processor = JanusProcessor.from_pretrained({base})",
-        f"model = JanusForConditionalGeneration.from_pretrained({base}, {dtype})",
-    ]
+    load = _load("options.base", "str(here)", dtype) if is_adapter else _load("here", None, dtype)
+    own = _load(settings.base_code, '"."', dtype) if is_adapter else _load('"."', None, dtype)
     to_base = f"model = JanusForConditionalGeneration.from_pretrained(options.base, {dtype})"
-    own = [each.replace("options.base", settings.base_code) for each in load]
-    own = [each.replace("(here", '("."') for each in own]
-    if is_adapter:
-        load.append("model.load_adapter(str(here))")
-        own.append('model.load_adapter(".")')
-        to_base = "model.disable_adapters()"
-    else:
-        to_base += "\nmodel.eval().to(device)"
-    generate = _generate(rollout, scale)
+    to_base += "\nmodel.eval().to(device)"
     return Card(
-        title="Adapter for {base}" if is_adapter else "{base}",
+        title=f"Adapter for {settings.base_name}" if is_adapter else settings.base_name,
         metadata=_metadata(is_adapter, settings),
         license=_describe_license(settings),
         notes=notes,
@@ -111,29 +100,39 @@ import torch
 from PIL import Image
 {_IMPORTS}
 
-{chr(10).join(own)}
+{own}
 model.eval()
 # On a GPU: model.to("cuda")
 torch.manual_seed(0)
-{generate.replace("options.prompt", repr(settings.prompt))}
+{_generate(rollout, scale, prompt=repr(settings.prompt))}
 Image.fromarray(levels.cpu().numpy()).save("picture.png")""",
         imports=_IMPORTS,
         load=f"""\
-{chr(10).join(load)}
+{load}
 model.eval().to(device)
 
 
 def draw():
     torch.manual_seed(options.seed)
-{textwrap.indent(generate, "    ")}
+{textwrap.indent(_generate(rollout, scale, prompt="options.prompt"), "    ")}
     return Image.fromarray(levels.cpu().numpy())""",
-        to_base=to_base,
+        to_base="model.disable_adapters()" if is_adapter else to_base,
         has_adapter=is_adapter,
     )
 
 
-def _generate(rollout: RolloutSection, scale: float) -> str:
-    """Python that makes the bytes of an image for `options.prompt`."""
+def _load(base: str, adapter: str | None, dtype: str) -> str:
+    """Python that loads processor and model from an expression for their place."""
+    lines = [
+        f"processor = JanusProcessor.from_pretrained({base})",
+        f"model = JanusForConditionalGeneration.from_pretrained({base}, {dtype})",
+        *([f"model.load_adapter({adapter})"] if adapter is not None else []),
+    ]
+    return "\n".join(lines)
+
+
+def _generate(rollout: RolloutSection, scale: float, *, prompt: str) -> str:
+    """Python that makes the bytes of an image; `prompt` is the expression of its prompt."""
     options = [
         'generation_mode="image"',
         "do_sample=True",
@@ -146,7 +145,7 @@ def _generate(rollout: RolloutSection, scale: float) -> str:
     ]
     arguments = "".join(f"    {option},\n" for option in options)
     return f"""\
-message = {{"role": "user", "content": [{{"type": "text", "text": options.prompt}}]}}
+message = {{"role": "user", "content": [{{"type": "text", "text": {prompt}}}]}}
 inputs = processor.apply_chat_template(
     [[message]],
     add_generation_prompt=True,

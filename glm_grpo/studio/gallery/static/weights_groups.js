@@ -9,7 +9,7 @@
 
   const { AskedRead, Read } = gallery.readings;
 
-  const PAGE_SIZE = 12;
+  const PAGE_SIZE = 10;
   /* Between two lists while a slider moves: figures and slider follow every move, a hundred pictures
      would hold them up. */
   const LIST_INTERVAL_MS = 80;
