@@ -127,20 +127,6 @@ class Advantages:
 
 
 @dataclass(frozen=True)
-class OffPolicyCorrection:
-    """Correction for tokens sampled by a policy older than the one the updates begin with.
-
-    Attributes:
-        proximal_log_probs: Log-probs of the tokens under the policy that the updates begin with;
-            ratios are relative to these instead of the log-probs as sampled.
-        weights: Factor of each token in the policy loss, >= 0.
-    """
-
-    proximal_log_probs: Float32[Tensor, "*sequences T"]
-    weights: Float32[Tensor, "*sequences T"]
-
-
-@dataclass(frozen=True)
 class TargetTokens:
     """Token grids of target images, for supervised fine-tuning or the SFT term.
 
@@ -172,8 +158,7 @@ class Experience:
             they are computed.
         is_sampled_by_reference: Whether the policy that sampled has the weights of the reference;
             False if no KL to the reference has a weight.
-        correction: Off-policy correction of every token, P G T; None if the updates begin with the
-            policy that sampled.
+        is_stale: Whether an older policy sampled than the one that the updates begin with.
         trained: Indices of the groups to train on, in the order of the step's prompts that they
             represent; the others were flat and are only stored and counted. None: all groups.
     """
@@ -187,7 +172,7 @@ class Experience:
     advantages: Advantages
     reference_log_probs: Float32[Tensor, "P G T"] | None = None
     is_sampled_by_reference: bool = False
-    correction: OffPolicyCorrection | None = None
+    is_stale: bool = False
     trained: Int64[Tensor, " L"] | None = None
 
     def trained_groups(self) -> Int64[Tensor, " L"]:

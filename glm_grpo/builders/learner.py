@@ -7,6 +7,7 @@ from torch.optim import AdamW, Optimizer
 
 from glm_grpo.builders.launch import Launch
 from glm_grpo.config import Config
+from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.models.base import Policy
 from glm_grpo.models.offload import OptimizerPart
 from glm_grpo.run.checkpoints import Checkpoint
@@ -28,7 +29,7 @@ def build_learner(
     learning_rate = build_learning_rate(config, optimizer)
     state = RunState()
     if checkpoint is not None:
-        state = _restore(checkpoint, optimizer, learning_rate)
+        state = _restore(checkpoint, optimizer, learning_rate, strategy)
     state.start_step = start_step(config)
     _offload_optimizer(config, models, optimizer, launch.accelerator.device)
     average = _build_average(config, models.policy, checkpoint)
@@ -98,9 +99,15 @@ def _build_average(
     return average
 
 
-def _restore(checkpoint: Checkpoint, optimizer: Optimizer, learning_rate: LearningRate) -> RunState:
+def _restore(
+    checkpoint: Checkpoint,
+    optimizer: Optimizer,
+    learning_rate: LearningRate,
+    strategy: AccelerateStrategy,
+) -> RunState:
     """Restore a checkpoint's state, except the weights, into the objects of a run."""
     state = checkpoint.run_state()
+    strategy.loss_scale = LossScale(*state.loss_scale)
     load_optimizer(optimizer, checkpoint.tensors["optimizer"], state.optimizer.model_dump())
     learning_rate.set(state.updates)
     return RunState(

@@ -1,4 +1,4 @@
-"""Get experience from collectors that work during learning, and correct it for their old policy."""
+"""Get experience from collectors that work during learning, with policies that may be older."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from glm_grpo.collectors.collector_pool import (
@@ -25,9 +24,8 @@ from glm_grpo.collectors.collector_pool import (
 from glm_grpo.collectors.ledger import Assignment, Ledger, Steps
 from glm_grpo.config import Config
 from glm_grpo.errors import CollectorError
-from glm_grpo.grpo.losses import importance_weights
-from glm_grpo.training.phase import Models, PhaseClock, replay_size
-from glm_grpo.types import Experience, OffPolicyCorrection, PromptBatch
+from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.types import Experience, PromptBatch
 
 logger = logging.getLogger(__name__)
 
@@ -39,52 +37,6 @@ _POLL_SECONDS = 0.1
 
 PATIENCE_SECONDS = 120.0
 """Time after which a waiting learner reports that there is no collector yet."""
-
-
-@torch.no_grad()
-def correct_stale(
-    models: Models, experience: Experience, config: Config, clock: PhaseClock
-) -> tuple[Experience, dict[str, float]]:
-    """Weight the tokens of an older policy, with one more forward pass of the current one.
-
-    Args:
-        models: Models whose policy has the weights that are about to learn.
-        config: `async` says how to weight tokens.
-        clock: Records the time of the forward pass as phase `proximal`.
-
-    Returns:
-        The experience with its correction, and metrics: `async/importance_ratio`, the mean over
-        tokens, and `async/truncated_fraction`, the fraction of tokens outside the limits.
-
-    Raises:
-        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
-    """
-    old_log_probs = experience.rollout.log_probs
-    shape, micro_batch_size = old_log_probs.shape[:2], config.train.micro_batch_size
-    largest = config.asynchronous.max_importance_ratio
-    smallest = config.asynchronous.min_importance_ratio or 0.0
-    size = replay_size(experience.prompts, models.policy, micro_batch_size)
-    with models.phase("update", size, clock, timed_as="proximal"):
-        rows = torch.arange(shape.numel()).split(micro_batch_size)
-        parts = []
-        for done, part in enumerate(rows, start=1):
-            replay = models.policy.replay(experience.prompts, experience.rollout, part)
-            parts.append(replay.log_probs.cpu())
-            clock.count(done, len(rows))
-    log_probs = torch.cat(parts).unflatten(0, shape)
-    weights = importance_weights(
-        log_probs,
-        old_log_probs,
-        largest=largest,
-        treatment=config.asynchronous.on_stale,
-        smallest=smallest,
-    )
-    ratios = (log_probs - old_log_probs).exp()
-    is_outside = (ratios > largest) | (ratios < smallest)
-    return replace(experience, correction=OffPolicyCorrection(log_probs, weights)), {
-        "async/importance_ratio": ratios.mean().item(),
-        "async/truncated_fraction": is_outside.float().mean().item(),
-    }
 
 
 @dataclass
@@ -100,8 +52,7 @@ class AsynchronousSource:
 
     Args:
         pool: Pool of collectors; starts to work at once, and is closed with the source.
-        models: Models of the learner; their policy weights stale experience, and its weights are
-            pushed.
+        models: Models of the learner, whose policy's weights are pushed.
         batch_for_step: Returns the prompts of a step, from 1; a pure function.
         first_step: Next step to be learned, from 1.
         now: Returns the seconds of a monotonic clock.
@@ -145,7 +96,7 @@ class AsynchronousSource:
     def next_experience(
         self, step: int, clock: PhaseClock
     ) -> tuple[Experience, Mapping[str, float]]:
-        """Wait for the experience of a step, and weight it if it is stale.
+        """Wait for the experience of a step, and mark it if an older policy sampled it.
 
         Raises:
             RewardError: A term failed in a collector; the message names term, prompt and image.
@@ -167,11 +118,8 @@ class AsynchronousSource:
             raise outcome
         for phase, seconds in outcome.seconds.items():
             clock.add(phase, seconds)
-        experience = outcome.experience
-        figures = {"async/importance_ratio": 1.0, "async/truncated_fraction": 0.0}
-        if age > 0:
-            experience, figures = correct_stale(self._models, experience, self._config, clock)
-        return experience, {"async/policy_age": float(age), **metrics, **figures}
+        experience = replace(outcome.experience, is_stale=age > 0)
+        return experience, {"async/policy_age": float(age), **metrics}
 
     def policy_updated(self, step: int) -> None:
         """Push the weights if that is due."""

@@ -33,10 +33,12 @@ from glm_grpo.run.origin import describe_mixed_scores
 from glm_grpo.run.summaries import summarise, untrained_means
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.studio.gallery import refresh_gallery
+from glm_grpo.training.batches import build_batch
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.loop import Trainer
+from glm_grpo.training.replay_check import check_code_path
 from glm_grpo.training.resume import (
     OpenedRun,
     keep_origin,
@@ -180,6 +182,8 @@ def _build(
             is_sharded=has_shards(launch.accelerator),
             is_beginning=not _has_start(config, opened),
         )
+        if config.train.method == "grpo":
+            check_code_path(models, build_batch(config, checked.prompts.training, 1))
     for line in checked.texts if processes.is_main else ():
         logger.info("%s", line)
     for line in rare if processes.is_main else ():

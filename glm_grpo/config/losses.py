@@ -15,13 +15,16 @@ from rewards.options import FunctionName, Options, problem_at
 from rewards.terms.custom import load_function
 from rewards.types import RewardError
 
+ImportanceWeights = Literal["truncate", "mask", "none"]
+"""Weight of a token whose importance ratio is out of bounds: limited, or 0; or all weights 1."""
+
 LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
 """Estimator of the KL to the reference in the loss: see `corrected_kl_estimate` and `kl_estimate`
 in `glm_grpo.grpo.losses`."""
 
 
 class LossSettings(Options):
-    """Options that all kinds of loss share: KL and entropy regularisation."""
+    """Options that all kinds of loss share: regularisation, and importance weights."""
 
     kl_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the reference policy; at 0 the reference never runs."""
@@ -42,6 +45,16 @@ class LossSettings(Options):
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the mean token entropy, in nats, which the loss then increases; 0: not used. Needs
     memory for one more hidden state per token during the update."""
+    importance_weights: ImportanceWeights = "truncate"
+    """Weight each token by how much more probable it is for the policy that learns than it was for
+    the sampler, which rounds differently in half precision, and has older weights with
+    `train.mode` async. Above `max_importance_ratio`, limit the weight to it (truncate), or set it
+    to 0 (mask); none: all weights are 1."""
+    max_importance_ratio: float = Field(default=2.0, ge=1.0)
+    """Largest weight of a token."""
+    min_importance_ratio: float | None = Field(default=None, gt=0.0, le=1.0)
+    """With `importance_weights: mask`, tokens with a smaller ratio also get weight 0; absent: they
+    keep their small weight."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,6 +64,16 @@ class LossSettings(Options):
             is_in_reward = values.get("kl_placement") == "reward"
             return {**values, "kl_estimator": "k1" if is_in_reward else "k3_corrected"}
         return values
+
+    @model_validator(mode="after")
+    def _check_importance(self) -> LossSettings:
+        if self.min_importance_ratio is not None and self.importance_weights != "mask":
+            rule = (
+                "needs loss.importance_weights=mask: a truncated token already has a small weight"
+            )
+            remedy = "set loss.importance_weights=mask, or leave loss.min_importance_ratio out"
+            raise problem_at(("min_importance_ratio",), self.min_importance_ratio, rule, remedy)
+        return self
 
     @property
     def kl_coef_in_loss(self) -> float:

@@ -96,6 +96,23 @@ class Config(Options):
         """Whether target images are encoded as tokens to learn from."""
         return self.train.method == "sft" or self.anchor.is_used
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_stored_importance(cls, values: object) -> object:
+        """Read the importance weights of runs that were stored when only `async` had them."""
+        if not isinstance(values, Mapping):
+            return values
+        found, loss = values.get("async"), values.get("loss")
+        if not (isinstance(found, Mapping) and "on_stale" in found and isinstance(loss, Mapping)):
+            return values
+        rest = dict(found)
+        kind = rest.pop("on_stale")
+        moved = {"importance_weights": {"weigh": "truncate", "drop": "mask"}.get(kind, kind)}
+        for name in ("max_importance_ratio", "min_importance_ratio"):
+            if name in rest:
+                moved[name] = rest.pop(name)
+        return {**values, "async": rest, "loss": {**moved, **loss}}
+
     @field_validator("loss", mode="before")
     @classmethod
     def _choose_loss(cls, values: object) -> object:
@@ -127,7 +144,6 @@ class Config(Options):
             *_kl_problems(self.loss),
             *_minibatch_problems(self),
             *_decode_problems(self.decode),
-            *_async_problems(self.asynchronous),
             *_reference_problems(self),
             *_method_problems(self),
         )
@@ -277,11 +293,3 @@ def _decode_problems(decode: DecodeSection) -> list[Problem]:
     rule = f"must not exceed decode.steps = {steps}: evaluations must not be cheaper than rollouts"
     remedy = f"set decode.rollout_steps={steps} or less, or leave it out"
     return [Problem("decode.rollout_steps", cheap, rule, remedy)]
-
-
-def _async_problems(section: AsyncSection) -> list[Problem]:
-    if section.min_importance_ratio is None or section.on_stale == "mask":
-        return []
-    rule = "needs async.on_stale=mask: a truncated token already has a small weight"
-    remedy = "set async.on_stale=mask, or leave async.min_importance_ratio out"
-    return [Problem("async.min_importance_ratio", section.min_importance_ratio, rule, remedy)]

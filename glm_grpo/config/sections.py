@@ -258,14 +258,6 @@ class AsyncSection(Options):
     same results as a synchronous run."""
     push_every: int = Field(default=1, ge=1)
     """Optimizer updates between pushes of the weights to the collectors."""
-    on_stale: Literal["truncate", "mask"] = "truncate"
-    """Tokens of an older policy are weighted by their importance ratio. Above
-    `max_importance_ratio`, limit the weight to it (truncate), or set the weight to 0 (mask)."""
-    max_importance_ratio: float = Field(default=2.0, ge=1.0)
-    """Largest weight of a token of an older policy."""
-    min_importance_ratio: float | None = Field(default=None, gt=0.0, le=1.0)
-    """With `on_stale=mask`, tokens with a smaller ratio also get weight 0; absent: they keep their
-    small weight."""
     address: str | None = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
     """Address of a running Ray cluster, `host:port` or `auto`; absent: start one on this
     machine."""
@@ -274,13 +266,6 @@ class AsyncSection(Options):
     gpus_per_collector: float = Field(default=0.0, ge=0.0, le=1024.0)
     """Accelerators that Ray reserves for each collector: a fraction of one, or a whole number; 0:
     collectors compute on the CPU."""
-
-    @field_validator("on_stale", mode="before")
-    @classmethod
-    def _read_former_names(cls, value: object) -> object:
-        """Accept the earlier names weigh and drop."""
-        former = {"weigh": "truncate", "drop": "mask"}
-        return former.get(value, value) if isinstance(value, str) else value
 
     @field_validator("address")
     @classmethod

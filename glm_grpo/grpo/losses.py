@@ -15,15 +15,14 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from glm_grpo.config.losses import AnyLoss, CustomLoss, SurrogateLoss
+from glm_grpo.config.losses import AnyLoss, CustomLoss, ImportanceWeights, SurrogateLoss
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.surrogates import chosen_surrogate
-from glm_grpo.types import OffPolicyCorrection
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
-StaleTreatment = Literal["truncate", "mask"]
-"""Treatment of a token whose importance ratio is out of bounds: a limited weight, or none."""
+_FAR = 0.2
+"""Tokens whose importance ratio differs from 1 by more are counted: PPO's usual clip range."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,16 @@ class LossInputs:
 
     Attributes:
         log_probs: Log-probs under the policy being trained, with gradient.
-        old_log_probs: Log-probs as sampled.
+        old_log_probs: Log-probs under the policy that the updates of the rollout begin with, by the
+            same computation: the ratio's denominator. In the first update they equal `log_probs`.
         reference_log_probs: Log-probs under the reference policy; None if nothing weighs them.
         advantages: One per sequence; a loss weighs tokens by `weighing_advantages`.
         token_advantages: One per token, with credit by place; None: each token has the advantage of
             its sequence.
-        correction: Off-policy correction of these tokens; None if the updates begin with the policy
-            that sampled.
+        sampling_log_probs: Log-probs as recorded by the sampler, which rounds differently and may
+            have had older weights; None: `old_log_probs`.
+        importance_weights: Factor of each token in the policy loss, which corrects for the sampler;
+            None: all 1.
         entropy: Entropy of the policy's distribution at each token, nats; with gradient if
             `loss.entropy_coef` is not 0. None: not measured.
         num_preview: Number of preview tokens at the start of each sequence; 0 if there is no
@@ -49,8 +51,9 @@ class LossInputs:
     old_log_probs: Float32[Tensor, "N T"]
     reference_log_probs: Float32[Tensor, "N T"] | None
     advantages: Float32[Tensor, " N"]
-    correction: OffPolicyCorrection | None = None
     token_advantages: Float32[Tensor, "N T"] | None = None
+    sampling_log_probs: Float32[Tensor, "N T"] | None = None
+    importance_weights: Float32[Tensor, "N T"] | None = None
     entropy: Float32[Tensor, "N T"] | None = None
     num_preview: int = 0
 
@@ -58,11 +61,6 @@ class LossInputs:
     def weighing_advantages(self) -> Float32[Tensor, "N columns"]:
         """Advantages by which to weigh tokens: T columns with credit by place, otherwise one."""
         return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
-
-    @property
-    def proximal_log_probs(self) -> Float32[Tensor, "N T"]:
-        """Log-probs at the start of the updates: the ratio's denominator."""
-        return self.old_log_probs if self.correction is None else self.correction.proximal_log_probs
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,9 @@ class LossOutput:
 
 
 def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
-    """Mean surrogate over all tokens, each weighted by the correction.
+    """Mean surrogate over all tokens, each times its importance weight.
 
-    The clip and `ratio/sequence_std` use ratios to the policy that the updates begin with.
-    `ratio/mean` and the effective sample size use the importance weights relative to the policy
-    that sampled: those ratios times the correction's weights.
+    Ratios, their clip and their metrics are relative to the policy that the updates begin with.
     """
     quantile, token_weights = options.top_entropy_quantile, None
     if quantile is not None and quantile < 1.0:
@@ -98,21 +94,20 @@ def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
     surrogate = chosen_surrogate(
         options,
         inputs.log_probs,
-        inputs.proximal_log_probs,
+        inputs.old_log_probs,
         inputs.weighing_advantages,
         token_weights,
     )
-    loss, importance = surrogate.loss, surrogate.ratio.double()
-    if inputs.correction is not None:
-        loss = loss * inputs.correction.weights
-        importance = importance * inputs.correction.weights
-    log_ratio = (inputs.log_probs - inputs.proximal_log_probs).detach().double()
+    loss, ratio = surrogate.loss, surrogate.ratio.double()
+    if inputs.importance_weights is not None:
+        loss = loss * inputs.importance_weights
+    log_ratio = (inputs.log_probs - inputs.old_log_probs).detach().double()
     if token_weights is not None:
         log_ratio = log_ratio * token_weights
     sequence_log = log_ratio.mean(dim=1)
     metrics = {
-        "ratio/mean": importance,
-        "ratio/mean_square": importance.square(),
+        "ratio/mean": ratio,
+        "ratio/mean_square": ratio.square(),
         "ratio/sequence_log": sequence_log,
         "ratio/sequence_log_square": sequence_log.square(),
     }
@@ -178,38 +173,36 @@ def corrected_kl_estimate(
     log_probs: Float32[Tensor, "N T"],
     old_log_probs: Float32[Tensor, "N T"],
     reference_log_probs: Float32[Tensor, "N T"],
-    correction: OffPolicyCorrection | None = None,
+    importance_weights: Float32[Tensor, "N T"] | None = None,
 ) -> Float32[Tensor, "N T"]:
-    """Estimate KL(policy || reference) from tokens that an older policy sampled: r * k3.
+    """Estimate KL(policy || reference) from tokens that another policy sampled: r * k3.
 
-    r = exp(log_prob - old_log_prob) is the ratio to the policy that sampled, with its gradient.
+    r = weight * exp(log_prob - old_log_prob) is the ratio to the policy that sampled, with its
+    gradient, as long as the weight is not limited.
     Estimate and gradient are unbiased for every sampling policy that can draw all tokens, so also
     in the second and later updates of a rollout: the expectation of r * k3 under the sampling
     policy is that of k3 under the policy. The gradient of one token is r * (log_prob -
     reference_log_prob), r times k2's. k3's own is 1 - exp(reference_log_prob - log_prob), which a
     single token that became unlikely blows up.
 
-    If the policy has changed since sampling, r = weight * exp(log_prob - proximal_log_prob) with
-    the correction's weight. As long as the weight is not limited, this is the ratio to the policy
-    that sampled, too. A ratio only to the proximal policy would treat the tokens as its own
-    samples. The limit bounds the variance as it does in the surrogate: both parts of the loss
-    weight the same tokens alike, and a dropped token is dropped from both.
+    Without the weight, the ratio would treat the tokens as samples of the policy that the updates
+    begin with. The limit bounds the variance as it does in the surrogate: both parts of the loss
+    weight the same tokens alike, and a masked token is masked in both.
 
     Source: DeepSeek-V3.2 (arXiv 2512.02556), section 3.1; TRL's `use_bias_correction_kl`.
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        old_log_probs: Log-probs as sampled.
+        old_log_probs: As in `LossInputs`.
         reference_log_probs: Log-probs under the reference policy.
-        correction: As in `LossInputs`.
+        importance_weights: As in `LossInputs`.
 
     Returns:
         One estimate per token, in nats, >= 0.
     """
-    if correction is None:
-        ratio = torch.exp(log_probs - old_log_probs.detach())
-    else:
-        ratio = torch.exp(log_probs - correction.proximal_log_probs) * correction.weights
+    ratio = torch.exp(log_probs - old_log_probs.detach())
+    if importance_weights is not None:
+        ratio = ratio * importance_weights
     return ratio * kl_estimate(log_probs, reference_log_probs, estimator="k3")
 
 
@@ -259,11 +252,10 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
     losses of micro-batches weighted by their fraction of the tokens add up to the loss of the whole
     batch.
 
-    If the policy has changed since sampling, `correction` separates the two roles of the old
-    policy. Ratios, which the clip keeps near 1, are relative to the policy that the updates begin
-    with. Each token of the surrogate is weighted by how much more likely that policy makes it than
-    the one that sampled. `k3_corrected` is weighted in the same way; the other KL terms are
-    unchanged.
+    The old policy has two roles, which are kept apart. Ratios, which the clip keeps near 1, are
+    relative to the policy that the updates begin with. Each token of the surrogate is weighted by
+    how much more likely that policy makes it than the sampler did. `k3_corrected` is weighted in
+    the same way; the other KL terms are unchanged.
 
     `kl/reference_tokens` are the values of `corrected_kl_estimate`, and `kl/reference` their mean,
     whichever estimator the loss uses, so that runs, and the updates of one rollout, are comparable;
@@ -284,6 +276,9 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
         ValueError: A KL to the reference has a weight, but there is no reference.
     """
     log_probs, old_log_probs = inputs.log_probs, inputs.old_log_probs
+    sampling_log_probs = inputs.sampling_log_probs
+    if sampling_log_probs is None:
+        sampling_log_probs = old_log_probs
     reference_log_probs, kl_coef = inputs.reference_log_probs, options.kl_coef_in_loss
     if reference_log_probs is None and kl_coef != 0:
         raise ValueError(
@@ -294,7 +289,7 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
         policy = custom_loss(inputs, options)
     else:
         policy = mean_surrogate(inputs, options)
-    kl_behaviour = kl_estimate(old_log_probs, log_probs, estimator="k3").mean()
+    kl_behaviour = kl_estimate(sampling_log_probs, log_probs, estimator="k3").mean()
     kl_reference = torch.full_like(policy.total, torch.nan)
     kl = torch.zeros_like(policy.total)
     metrics = dict(policy.metrics)
@@ -303,7 +298,7 @@ def grpo_loss(inputs: LossInputs, options: AnyLoss) -> LossOutput:
         kl = kl + options.kl_behaviour_coef * kl_behaviour
     if reference_log_probs is not None:
         estimates = corrected_kl_estimate(
-            log_probs, old_log_probs, reference_log_probs, inputs.correction
+            log_probs, old_log_probs, reference_log_probs, inputs.importance_weights
         )
         kl_reference, metrics["kl/reference_tokens"] = estimates.mean(), estimates
         if options.kl_estimator != "k3_corrected":
@@ -324,39 +319,72 @@ def _detached(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in values.items()}
 
 
-def importance_weights(
-    proximal_log_probs: Float32[Tensor, "*sequences T"],
-    old_log_probs: Float32[Tensor, "*sequences T"],
+@dataclass(frozen=True)
+class Mismatch:
+    """How the trainer's log-probs of tokens differ from the sampler's, and the weights against it.
+
+    Attributes:
+        weights: Importance weights, in [0, largest].
+        gap: Absolute difference, nats.
+        metrics: Values of each token by the name of their mean.
+    """
+
+    weights: Float32[Tensor, "N T"]
+    gap: Float32[Tensor, "N T"]
+    metrics: Mapping[str, Shaped[Tensor, "N T"]]
+
+
+def measure_mismatch(
+    old_log_probs: Float32[Tensor, "N T"],
+    sampling_log_probs: Float32[Tensor, "N T"],
     *,
+    weights: ImportanceWeights,
     largest: float,
-    treatment: StaleTreatment,
     smallest: float = 0.0,
-) -> Float32[Tensor, "*sequences T"]:
-    """Weights with which tokens of an older policy count as if drawn from the current one.
+) -> Mismatch:
+    """Weights with which tokens count as if drawn from the policy that the updates begin with.
 
-    With r = exp(proximal_log_prob - old_log_prob): min(r, largest) for `truncate`; for `mask`, r if
-    it is between smallest and largest, inclusive, and 0 otherwise. Both bound the variance of r, at
-    the price of a bias: the first still learns from a token about which the older policy says
-    little, the second does not.
+    Sampler and trainer compute the same distribution in different ways, so that their log-probs
+    differ by rounding (1e-6 nats in fp32, up to 1e-1 in bf16), and the sampler's weights may be
+    older.
+    With r = exp(old_log_prob - sampling_log_prob), a weight is min(r, largest) for `truncate`; for
+    `mask`, r if it is between smallest and largest, inclusive, and 0 otherwise. Both bound the
+    variance of r, at the price of a bias: the first still learns from a token about which the
+    sampler says little, the second does not.
 
-    Source: Ionides, "Truncated importance sampling" (2008), J. Comput. Graph. Stat. 17(2); leaving
-    tokens out: IcePop in Ling Team 2025 (arXiv 2510.18855), there from 0.5 to 5.
+    Metrics are those of r, before any limit: its mean and effective sample size, the k3 estimate of
+    KL(sampler || trainer), and the fractions of tokens outside 0.8 to 1.2 and outside the limits.
+
+    Source: Ionides, "Truncated importance sampling" (2008), J. Comput. Graph. Stat. 17(2); between
+    sampler and trainer: Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training"; leaving tokens out: IcePop in Ling Team 2025 (arXiv 2510.18855), from
+    0.5 to 5.
 
     Args:
-        proximal_log_probs: Log-probs (natural) under the policy that the updates begin with,
-            finite.
-        old_log_probs: Log-probs as sampled.
+        old_log_probs: Log-probs (natural) under the policy that the updates begin with, finite.
+        sampling_log_probs: Log-probs as recorded by the sampler.
+        weights: How a ratio becomes a weight; `none`: all weights are 1.
         largest: Largest weight, >= 1.
-        treatment: Treatment of tokens above it.
-        smallest: Smallest weight that is not 0, in [0, 1]; `truncate` ignores it.
-
-    Returns:
-        One weight per token, in [0, largest].
+        smallest: Smallest weight that is not 0, in [0, 1]; only for `mask`.
     """
-    ratio = torch.exp(proximal_log_probs - old_log_probs)
-    if treatment == "mask":
-        return ratio.masked_fill((ratio > largest) | (ratio < smallest), 0.0)
-    return ratio.clamp(max=largest)
+    ratio = torch.exp(old_log_probs - sampling_log_probs)
+    is_limited = ratio > largest
+    if weights == "mask":
+        is_limited = is_limited | (ratio < smallest)
+        kept = ratio.masked_fill(is_limited, 0.0)
+    elif weights == "truncate":
+        kept = ratio.clamp(max=largest)
+    else:
+        kept = torch.ones_like(ratio)
+    exact = ratio.double()
+    metrics = {
+        "mismatch/ratio": exact,
+        "mismatch/ratio_square": exact.square(),
+        "mismatch/kl": kl_estimate(sampling_log_probs, old_log_probs, estimator="k3"),
+        "mismatch/outside_fraction": (exact - 1.0).abs() > _FAR,
+        "mismatch/limited_fraction": is_limited,
+    }
+    return Mismatch(kept, (old_log_probs - sampling_log_probs).abs(), metrics)
 
 
 def reference_penalty(

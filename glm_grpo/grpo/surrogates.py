@@ -4,8 +4,8 @@
 
 N sequences have T tokens. r is the token ratio exp(log_prob - old_log_prob), s the sequence ratio
 exp(mean over tokens of log r), A the advantage of the sequence or, with credit by place, of the
-token. While the policy is the one that sampled, r and s are 1, and all kinds have the same
-gradient, that of -A log_prob.
+token. In the first update of a rollout r and s are 1, and all kinds have the same gradient, that of
+-A log_prob.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Surrogate:
 def chosen_surrogate(
     options: SurrogateLoss,
     log_probs: Float32[Tensor, "N T"],
-    proximal_log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N columns"],
     token_weights: Float32[Tensor, "N T"] | None = None,
 ) -> Surrogate:
@@ -48,11 +48,11 @@ def chosen_surrogate(
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        proximal_log_probs: Log-probs that ratios are relative to.
+        old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence, or one per token.
         token_weights: Weight of each token, 1 on average; None: all 1.
     """
-    tokens = (log_probs, proximal_log_probs, advantages)
+    tokens = (log_probs, old_log_probs, advantages)
     match options:
         case ClippedLoss():
             low, high, cap = options.clip_low, options.clip_high, options.ratio_cap
@@ -80,7 +80,7 @@ def chosen_surrogate(
 
 def clipped_surrogate(
     log_probs: Float32[Tensor, "N T"],
-    proximal_log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N columns"],
     *,
     clip_low: float,
@@ -101,20 +101,20 @@ def clipped_surrogate(
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        proximal_log_probs: Log-probs that ratios are relative to.
+        old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence (1 column), or one per token (T columns).
         clip_low: The ratio is clipped below 1 - clip_low, in (0, 1).
         clip_high: The ratio is clipped above 1 + clip_high, > 0.
         ratio_cap: Cap of the ratio for A < 0, above 1 + clip_high; None: no cap.
     """
-    ratio = torch.exp(log_probs - proximal_log_probs.detach())
+    ratio = torch.exp(log_probs - old_log_probs.detach())
     clipped = _clip(ratio, advantages, clip_low, clip_high, ratio_cap)
     return Surrogate(clipped.loss, ratio.detach(), clipped.is_clipped)
 
 
 def sequence_surrogate(
     log_probs: Float32[Tensor, "N T"],
-    proximal_log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N columns"],
     *,
     clip_low: float,
@@ -135,14 +135,14 @@ def sequence_surrogate(
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        proximal_log_probs: Log-probs that ratios are relative to.
+        old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence (1 column), or one per token (T columns).
         clip_low: As in `clipped_surrogate`.
         clip_high: As in `clipped_surrogate`.
         ratio_cap: As in `clipped_surrogate`.
         token_weights: Weight of each token in the mean of log r, 1 on average; None: all 1.
     """
-    log_ratio = log_probs - proximal_log_probs.detach()
+    log_ratio = log_probs - old_log_probs.detach()
     ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
     if advantages.shape[1] > 1:
         own = _weighted(log_probs - log_probs.detach(), token_weights)
@@ -157,7 +157,7 @@ def sequence_surrogate(
 
 def cispo_surrogate(
     log_probs: Float32[Tensor, "N T"],
-    proximal_log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N columns"],
     *,
     ratio_cap: float,
@@ -171,18 +171,18 @@ def cispo_surrogate(
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        proximal_log_probs: Log-probs that ratios are relative to.
+        old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence (1 column), or one per token (T columns).
         ratio_cap: Largest weight, >= 1.
     """
-    ratio = torch.exp(log_probs.detach() - proximal_log_probs.detach())
+    ratio = torch.exp(log_probs.detach() - old_log_probs.detach())
     loss = -ratio.clamp(max=ratio_cap) * advantages * log_probs
     return Surrogate(loss, ratio, is_clipped=ratio > ratio_cap)
 
 
 def sapo_surrogate(
     log_probs: Float32[Tensor, "N T"],
-    proximal_log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N columns"],
     *,
     tau_positive: float,
@@ -197,12 +197,12 @@ def sapo_surrogate(
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        proximal_log_probs: Log-probs that ratios are relative to.
+        old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence (1 column), or one per token (T columns).
         tau_positive: tau for A > 0, > 0.
         tau_negative: tau for A <= 0, > 0.
     """
-    ratio = torch.exp(log_probs - proximal_log_probs.detach())
+    ratio = torch.exp(log_probs - old_log_probs.detach())
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     loss = -advantages * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau
     return Surrogate(loss, ratio.detach(), is_clipped=None)
@@ -210,7 +210,7 @@ def sapo_surrogate(
 
 def gmpo_surrogate(
     log_probs: Float32[Tensor, "N T"],
-    proximal_log_probs: Float32[Tensor, "N T"],
+    old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N 1"],
     *,
     log_clip: float,
@@ -225,12 +225,12 @@ def gmpo_surrogate(
 
     Args:
         log_probs: Log-probs under the policy being trained, with gradient.
-        proximal_log_probs: Log-probs that ratios are relative to.
+        old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence: the sign of a sequence decides how it is clipped.
         log_clip: Bound on |log r|, > 0.
         token_weights: Weight of each token in the mean, 1 on average; None: all 1.
     """
-    log_ratio = log_probs - proximal_log_probs.detach()
+    log_ratio = log_probs - old_log_probs.detach()
     sign = advantages.sign()
     clipped = log_ratio.clamp(-log_clip, log_clip)
     bounded = sign * torch.minimum(sign * log_ratio, sign * clipped)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from glm_grpo.config.losses import AnyLoss
-from glm_grpo.grpo.losses import LossInputs, grpo_loss
+from glm_grpo.grpo.loss_scale import LossScale
+from glm_grpo.grpo.losses import LossInputs, Mismatch, grpo_loss, measure_mismatch
 from glm_grpo.grpo.minibatches import MicroBatch, Split, split_experience, split_targets
 from glm_grpo.grpo.policy import PolicyForUpdate, Replay
 from glm_grpo.grpo.strategy import Strategy
@@ -24,13 +26,11 @@ from glm_grpo.grpo.update_metrics import (
     by_stage,
     join_parts,
     refuse_other_metrics,
-    replay_gap,
     weighted,
 )
 from glm_grpo.types import (
     Count,
     Experience,
-    OffPolicyCorrection,
     TargetTokens,
     not_counted,
 )
@@ -118,10 +118,16 @@ def update_policy(
     A minibatch has every k-th prompt of the batch, counted over all processes, with k =
     `minibatches_per_rollout`; with 1 it is the whole batch. Discarded groups are excluded. Every
     update replays its sequences in micro-batches whose accumulated gradient is that of the whole
-    minibatch. Ratios are relative to the sampled log-probs or, if the policy has changed since
-    sampling, to the proximal log-probs of the experience's correction. Reference log-probs come
-    from the experience; otherwise they are computed once, before the first update, and only if the
-    loss has a KL to the reference.
+    minibatch. Reference log-probs come from the experience; otherwise they are computed once,
+    before the first update, and only if the loss has a KL to the reference.
+
+    Ratios are relative to the policy that the updates begin with, as replay scores it. The first
+    update takes its own log-probs, so that its ratios are exactly 1. Sequences of the other
+    minibatches, which the policy sees only when it has moved, are replayed once more before that.
+    The sampler computes the same log-probs in another way, and may have older weights: importance
+    weights correct for the difference, and the metrics `mismatch/...` measure it.
+    Source: the same pass, TRL's `GRPOTrainer`; two old policies, Hilton et al. 2022
+    (arXiv 2110.00641).
 
     The optimizer does not step, and no weight changes, if
 
@@ -153,9 +159,8 @@ def update_policy(
         count: Called after every micro-batch of sampled tokens.
 
     Returns:
-        One report per update; `kl/reference` is NaN if no reference was run. `policy/replay_gap` is
-        the first update's, before any step, so that it compares replay with sampling and excludes
-        learning; NaN if the policy has changed since it sampled.
+        One report per update; `kl/reference` is NaN if no reference was run, and
+        `policy/replay_gap` is NaN if an older policy sampled.
     """
     minibatches = split_experience(experience, settings.split, trainee.strategy)
     experience = _with_reference(trainee.policy, experience, minibatches, settings.loss)
@@ -163,38 +168,46 @@ def update_policy(
     if targets is not None:
         num_prompts = len(experience.trained_groups())
         supervised = split_targets(targets, num_prompts, settings.split, trainee.strategy)
+    old_log_probs = _old_log_probs(trainee.policy, experience, minibatches[1:])
     total, done = sum(map(len, minibatches)) * settings.updates_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
-    is_on_policy = experience.correction is None
+    is_on_policy = not experience.is_stale
     updates = [*zip(minibatches, supervised, strict=True)] * settings.updates_per_rollout
     for samples, of_targets in updates:
-        trainee.optimizer.zero_grad(set_to_none=True)
-        term = _learn_samples(
-            trainee,
-            experience,
-            samples,
-            settings.loss,
-            is_last_term=not of_targets,
-            count=lambda: count(next(done), total),
-        )
-        loss, metrics = term.loss, dict(term.means)
-        if targets is not None:
+
+        def accumulate(
+            samples: list[MicroBatch] = samples, of_targets: list[MicroBatch] = of_targets
+        ) -> LossTerm:
+            term = _learn_samples(
+                trainee,
+                experience,
+                samples,
+                settings.loss,
+                old_log_probs,
+                is_last_term=not of_targets,
+                count=lambda: count(min(next(done), total), total),
+            )
+            if targets is None:
+                return term
             sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
-            loss += sft.loss
-            metrics["anchor/cross_entropy"] = sft.means["cross_entropy"]
-            metrics["anchor/weight"] = targets.weight
+            anchor = {
+                "anchor/cross_entropy": sft.means["cross_entropy"],
+                "anchor/weight": targets.weight,
+            }
+            return LossTerm(term.loss + sft.loss, {**term.means, **anchor})
+
+        found = _joined_gradient(trainee, accumulate, settings.max_grad_norm)
+        metrics = found.term.means
         names = names or {*metrics}
         refuse_other_metrics(metrics, names)
-        if reports:
-            metrics["policy/replay_gap"] = reports[0].metrics["policy/replay_gap"]
         is_noise = (
             is_on_policy
             and not of_targets
             and _is_noise_alone(experience, samples, settings.loss, trainee.strategy)
         )
-        report, has_moved = _step_optimizer(trainee, loss, metrics, settings, is_noise=is_noise)
+        report, has_moved = _step_optimizer(trainee, found, metrics, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
         reports.append(report)
     return reports
@@ -205,6 +218,8 @@ def policy_gradient(
     experience: Experience,
     settings: UpdateSettings,
     count: Count = not_counted,
+    *,
+    loss_scale: LossScale | None = None,
 ) -> list[Float32[Tensor, "..."]]:
     """Gradient of the loss of a whole experience at the policy's weights; nothing is updated.
 
@@ -214,20 +229,23 @@ def policy_gradient(
     Args:
         policy: Policy that replays tokens, usually the one that sampled.
         settings: Loss and micro-batches; the number of passes and minibatches is ignored.
+        loss_scale: Factor of the loss in the backward pass; None: 1.
 
     Returns:
         One tensor per trainable parameter, on the CPU.
     """
-    split, strategy = replace(settings.split, minibatches=1), Strategy()
+    split, strategy = replace(settings.split, minibatches=1), Strategy(loss_scale)
     minibatches = split_experience(experience, split, strategy)
     experience = _with_reference(policy, experience, minibatches, settings.loss)
     parameters = policy.trainable_parameters()
     for parameter in parameters:
         parameter.grad = None
     (micro_batches,) = minibatches
+    old_log_probs = _old_log_probs(policy, experience, [])
     for done, micro_batch in enumerate(micro_batches, start=1):
-        _backward_samples(policy, strategy, experience, micro_batch, settings.loss)
+        _backward_samples(policy, strategy, experience, micro_batch, settings.loss, old_log_probs)
         count(done, len(micro_batches))
+    strategy.loss_scale.unscale(parameters)
     gradient = []
     for parameter in parameters:
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -255,19 +273,50 @@ def update_on_targets(
     minibatches = split_targets(targets, num_prompts, settings.split, trainee.strategy)
     reports = []
     for micro_batches in minibatches * settings.updates_per_rollout:
-        trainee.optimizer.zero_grad(set_to_none=True)
-        term = learn_targets(trainee.policy, trainee.strategy, targets, micro_batches)
-        metrics = {SFT_METRICS[name]: value for name, value in term.means.items()}
-        report, _ = _step_optimizer(trainee, term.loss, metrics, settings)
+        accumulate = partial(
+            learn_targets, trainee.policy, trainee.strategy, targets, micro_batches
+        )
+        found = _joined_gradient(trainee, accumulate, settings.max_grad_norm)
+        metrics = {SFT_METRICS[name]: value for name, value in found.term.means.items()}
+        report, _ = _step_optimizer(trainee, found, metrics)
         reports.append(report)
     return reports
 
 
+@dataclass(frozen=True)
+class _Gradient:
+    """What was minimised by the gradients that the parameters now have.
+
+    Attributes:
+        norm: L2 norm before clipping.
+    """
+
+    term: LossTerm
+    norm: float
+
+
+def _joined_gradient(
+    trainee: Trainee, accumulate: Callable[[], LossTerm], max_norm: float | None
+) -> _Gradient:
+    """Accumulate, join and clip a gradient; again with a lower loss scale if it overflows."""
+    strategy = trainee.strategy
+    while True:
+        trainee.optimizer.zero_grad(set_to_none=True)
+        term = accumulate()
+        norm = strategy.clip_gradient(
+            trainee.policy.trainable_parameters(), math.inf if max_norm is None else max_norm
+        )
+        if math.isfinite(norm):
+            strategy.loss_scale.note_finite()
+        elif math.isfinite(term.loss) and strategy.loss_scale.lower():
+            continue
+        return _Gradient(term, norm)
+
+
 def _step_optimizer(
     trainee: Trainee,
-    loss: float,
-    metrics: dict[str, float],
-    settings: UpdateSettings,
+    gradient: _Gradient,
+    metrics: Mapping[str, float],
     *,
     is_noise: bool = False,
 ) -> tuple[UpdateReport, bool]:
@@ -276,14 +325,15 @@ def _step_optimizer(
     Returns:
         The report, and whether the weights changed.
     """
-    optimizer, policy = trainee.optimizer, trainee.policy
-    max_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
-    grad_norm = trainee.strategy.clip_gradient(policy.trainable_parameters(), max_norm)
-    metrics = metrics | {
+    optimizer, loss, grad_norm = trainee.optimizer, gradient.term.loss, gradient.norm
+    metrics = {
+        **metrics,
         "loss/total": loss,
         "optim/grad_norm": grad_norm,
         "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
     }
+    if trainee.strategy.loss_scale.value != 1.0:
+        metrics["optim/loss_scale"] = trainee.strategy.loss_scale.value
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     is_learning = is_finite and grad_norm != 0 and not is_noise
     if is_learning:
@@ -334,11 +384,25 @@ def _with_reference(
     return replace(experience, reference_log_probs=log_probs)
 
 
+@torch.no_grad()
+def _old_log_probs(
+    policy: PolicyForUpdate, experience: Experience, minibatches: Sequence[Sequence[MicroBatch]]
+) -> Float32[Tensor, "M T"]:
+    """Log-probs that ratios are relative to, of some minibatches; NaN elsewhere."""
+    log_probs = torch.full_like(experience.rollout.log_probs.flatten(0, 1), torch.nan)
+    for micro_batch in itertools.chain.from_iterable(minibatches):
+        replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
+        if micro_batch.fraction > 0:
+            log_probs[micro_batch.rows] = replay.log_probs.to(log_probs)
+    return log_probs
+
+
 def _learn_samples(
     trainee: Trainee,
     experience: Experience,
     micro_batches: Sequence[MicroBatch],
     loss: AnyLoss,
+    old_log_probs: Float32[Tensor, "M T"],
     *,
     is_last_term: bool,
     count: Callable[[], object],
@@ -349,7 +413,14 @@ def _learn_samples(
         is_last = is_last_term and micro_batch is micro_batches[-1]
         with trainee.strategy.accumulation(is_last=is_last):
             parts.append(
-                _backward_samples(trainee.policy, trainee.strategy, experience, micro_batch, loss)
+                _backward_samples(
+                    trainee.policy,
+                    trainee.strategy,
+                    experience,
+                    micro_batch,
+                    loss,
+                    old_log_probs,
+                )
             )
         refuse_other_metrics(parts[-1].means, parts[0].means)
         count()
@@ -367,25 +438,35 @@ def _backward_samples(
     experience: Experience,
     micro_batch: MicroBatch,
     loss: AnyLoss,
+    old_log_probs: Float32[Tensor, "M T"],
 ) -> LossTerm:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
+
+    Args:
+        old_log_probs: The ratio's denominators. Those that are NaN become the policy's present
+            log-probs, in place.
 
     Returns:
         The micro-batch's part of the loss and its metrics: the loss and its terms weighted by its
         fraction of all tokens, the others by its fraction of the replayed tokens.
     """
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
-    inputs = _loss_inputs(experience, micro_batch.rows, replay)
+    log_probs = replay.log_probs.detach()
+    known = old_log_probs[micro_batch.rows]
+    old_log_probs[micro_batch.rows] = torch.where(known.isnan(), log_probs.to(known), known)
+    inputs, mismatch = _loss_inputs(experience, micro_batch.rows, replay, old_log_probs, loss)
     output = grpo_loss(inputs, loss)
     # Gradients are averaged over the processes, but fractions add up to 1 over all of them.
     strategy.backward(output.total * (micro_batch.fraction * strategy.num_processes))
-    log_probs = replay.log_probs.detach()
+    # What an older policy differs by says nothing about how well replay repeats sampling.
+    gap = torch.full_like(log_probs, torch.nan) if experience.is_stale else mismatch.gap
     metrics = {
         **output.metrics,
+        **mismatch.metrics,
         "policy/entropy": replay.entropy.detach(),
         "policy/log_prob": log_probs,
         "policy/outside_codebook": replay.outside_codebook,
-        "policy/replay_gap": replay_gap(log_probs, inputs.old_log_probs, inputs.correction),
+        "policy/replay_gap": gap,
     }
     metrics = {**metrics, **by_stage(metrics, replay.num_preview)}
     means = {
@@ -395,24 +476,35 @@ def _backward_samples(
     return LossTerm(micro_batch.fraction * float(output.total.detach().double()), means)
 
 
-def _loss_inputs(experience: Experience, rows: Int64[Tensor, " N"], replay: Replay) -> LossInputs:
+def _loss_inputs(
+    experience: Experience,
+    rows: Int64[Tensor, " N"],
+    replay: Replay,
+    old_log_probs: Float32[Tensor, "M T"],
+    loss: AnyLoss,
+) -> tuple[LossInputs, Mismatch]:
     def of_rows(values: Tensor) -> Tensor:
         return values.flatten(0, 1)[rows].to(replay.log_probs.device)
 
-    correction, reference = experience.correction, experience.reference_log_probs
-    tokens = experience.advantages.tokens
-    if correction is not None:
-        correction = OffPolicyCorrection(
-            of_rows(correction.proximal_log_probs), of_rows(correction.weights)
-        )
-    return LossInputs(
+    reference, tokens = experience.reference_log_probs, experience.advantages.tokens
+    old, sampling = of_rows(old_log_probs[:, None]), of_rows(experience.rollout.log_probs)
+    mismatch = measure_mismatch(
+        old,
+        sampling,
+        weights=loss.importance_weights,
+        largest=loss.max_importance_ratio,
+        smallest=loss.min_importance_ratio or 0.0,
+    )
+    inputs = LossInputs(
         log_probs=replay.log_probs,
-        old_log_probs=of_rows(experience.rollout.log_probs),
+        old_log_probs=old,
         # With the KL in the reward they are available, and are measured.
         reference_log_probs=None if reference is None else of_rows(reference),
         advantages=of_rows(experience.advantages.values),
         token_advantages=None if tokens is None else of_rows(tokens),
-        correction=correction,
+        sampling_log_probs=sampling,
+        importance_weights=mismatch.weights,
         entropy=replay.entropy,
         num_preview=replay.num_preview,
     )
+    return inputs, mismatch

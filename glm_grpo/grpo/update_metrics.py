@@ -7,16 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float32
 from torch import Tensor
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import effective_sample_size
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.types import OffPolicyCorrection
 
 _SHOWN_BY_STAGE = ("policy/entropy", "ratio/clip_fraction", "kl/reference_tokens")
 """Metrics of tokens that are also reported for preview and target."""
+
+_RATIOS = {"ratio/mean": "ratio/mean_square", "mismatch/ratio": "mismatch/ratio_square"}
+"""Ratios, and the squares that together give their effective sample size."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +70,13 @@ def join_parts(parts: Sequence[LossTerm], names: Sequence[str], strategy: Strate
     loss, *values = everyone.sum(dim=0).tolist()
     means = dict(zip(names, values, strict=True))
     means.pop("kl/reference_tokens", None)
-    mean_square = means.pop("ratio/mean_square", None)
-    if mean_square is not None:
-        size = effective_sample_size(means["ratio/mean"], mean_square)
-        means["ratio/effective_sample_size"] = size
+    for ratio, square in _RATIOS.items():
+        mean_square = means.pop(square, None)
+        if mean_square is not None:
+            size = effective_sample_size(means[ratio], mean_square)
+            means[f"{ratio.split('/')[0]}/effective_sample_size"] = size
     log_ratio = means.pop("ratio/sequence_log", None)
     if log_ratio is not None:
         variance = means.pop("ratio/sequence_log_square") - log_ratio**2
         means["ratio/sequence_std"] = math.sqrt(max(0.0, variance))
     return LossTerm(loss, means)
-
-
-def replay_gap(
-    log_probs: Float32[Tensor, "N T"],
-    old_log_probs: Float32[Tensor, "N T"],
-    correction: OffPolicyCorrection | None,
-) -> Float32[Tensor, "N T"]:
-    """Distance of replayed log-probs from those as sampled, nats; NaN if the policy has changed."""
-    # A policy that has changed since it sampled differs for that reason, which says nothing about
-    # how well replay repeats sampling.
-    if correction is not None:
-        return torch.full_like(log_probs, torch.nan)
-    return (log_probs - old_log_probs).abs()

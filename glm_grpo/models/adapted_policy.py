@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from peft import PeftModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.lora import adapt
+
+_ADAPTER_STD = 0.02
+"""Of second factors that are drawn to check adapters, which are 0 in new ones."""
 
 Sequences = TypeVar("Sequences")
 Network = TypeVar("Network", bound="PolicyNetwork[Any]")
@@ -26,11 +29,32 @@ class PolicyNetwork(nn.Module, Generic[Sequences]):
 
     Calling it with the fields of a family's sequences returns log-probs, entropies and the mass
     outside the codebook, as plain tensors.
+
+    Attributes:
+        language_model: Stock decoder, with `embed_tokens` and `layers`.
     """
+
+    language_model: Any
 
     def log_probs(self, sequences: Sequences) -> Float32[Tensor, "N T"]:
         """Only the log-probabilities, without gradient."""
         raise NotImplementedError
+
+
+class _Float32Embedding(nn.Module):
+    """Embeddings cast to float32, without a copy of the table.
+
+    Args:
+        table: Stays in its dtype, because it is no submodule.
+    """
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self._table = (table,)
+
+    def forward(self, token_ids: Int64[Tensor, "*N"]) -> Float32[Tensor, "*N D"]:
+        embedded: Tensor = self._table[0](token_ids)
+        return embedded.float()
 
 
 class AdaptedPolicy(Generic[Network]):
@@ -99,6 +123,38 @@ class AdaptedPolicy(Generic[Network]):
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         """See `Policy`."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    def first_layers(self, count: int) -> Any:
+        """See `Policy`; a family sets what else depends on the network."""
+        network = self.network
+        own = set(network.modules())
+        # What the network does not contain is shared, and so are embeddings, which compute nothing.
+        memo: dict[int, Any] = {
+            id(module): module
+            for module in self.model.modules()
+            if own.isdisjoint(module.modules())
+        }
+        language_model = network.language_model
+        memo[id(language_model.embed_tokens)] = _Float32Embedding(language_model.embed_tokens)
+        memo |= {id(layer): nn.Identity() for layer in language_model.layers[count:]}
+        copied = copy.copy(self)
+        copied.model, copied.network, copied._adapted = copy.deepcopy(
+            (self.model, network, self._adapted), memo
+        )
+        copied._wrapped, copied._reference = copied.network, None
+        language_model = copied.network.language_model
+        language_model.layers = language_model.layers[:count]
+        language_model.config.num_hidden_layers = count
+        generator = torch.Generator().manual_seed(0)
+        for name, weight in copied.network.float().named_parameters():
+            if "lora_B" in name:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.data.copy_(_ADAPTER_STD * noise)
+        for module in copied.network.modules():
+            # Of layers in 4 bits.
+            if hasattr(module, "compute_dtype"):
+                module.compute_dtype = torch.float32
+        return copied
 
     @contextmanager
     def replaying(self, language_model: nn.Module) -> Iterator[None]:

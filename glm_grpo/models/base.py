@@ -79,6 +79,17 @@ class Policy(PolicyForUpdate, Protocol):
         """
         ...
 
+    def first_layers(self, count: int) -> Policy:
+        """A copy in float32 with only the first layers, which runs the same code.
+
+        It shows whether sampling and replay compute the same, which half precision at full depth
+        cannot. Adapters have small random factors in it.
+
+        Args:
+            count: Number of layers of the language model, >= 1.
+        """
+        ...
+
     def tokenize_pictures(
         self,
         pixels: UInt8[Tensor, "N 3 H W"],

@@ -54,6 +54,7 @@ class StoredRunState(BaseModel):
     Attributes:
         optimizer: Optimizer state that is not a tensor.
         updates: Number of policy updates done so far.
+        loss_scale: Value of the loss scale, and its finite updates in a row.
     """
 
     optimizer: _OptimizerValues
@@ -63,6 +64,7 @@ class StoredRunState(BaseModel):
     skipped_in_a_row: int
     canaries_outside: dict[str, int] = {}
     start_step: int | None = None
+    loss_scale: tuple[float, int] = (1.0, 0)
 
 
 class _Manifest(BaseModel):

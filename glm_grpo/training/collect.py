@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from glm_grpo.config import Config
@@ -16,6 +16,7 @@ from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.credit import TokenPlaces, token_advantages
 from glm_grpo.grpo.losses import reference_penalty
+from glm_grpo.models.base import Policy
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.joining import join_experiences
@@ -67,9 +68,11 @@ def sample_and_score(
     rollout = sample(models, batch, batch_size=config.rollout.batch_size, clock=clock)
     is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
 
+    replayed = partial(_replay_all, models, batch, rollout, config.train.micro_batch_size, clock)
+
     @cache
     def reference() -> Float32[Tensor, "P G T"]:
-        return _reference_log_probs(models, batch, rollout, config.train.micro_batch_size, clock)
+        return replayed(models.policy.reference_log_probs)
 
     # While waiting for scores, if the policy does not have to be moved back for it.
     is_early = kl_coef > 0 and not models.offload.moves("policy")
@@ -85,7 +88,11 @@ def sample_and_score(
     totals = combine(table, mode=config.reward.combine)
     penalties = torch.zeros_like(totals)
     if kl_coef_in_reward > 0 and not is_sampled_by_reference:
-        penalties = reference_penalty(rollout.log_probs, reference(), kl_coef=kl_coef_in_reward)
+        log_probs = rollout.log_probs
+        if models.policy.dtype != torch.float32:
+            # Summed over an image, what the sampler rounds differently would count as reward.
+            log_probs = replayed(partial(_own_log_probs, models.policy))
+        penalties = reference_penalty(log_probs, reference(), kl_coef=kl_coef_in_reward)
     return Experience(
         prompts=batch,
         rollout=rollout,
@@ -213,16 +220,28 @@ def _own_rows(advantages: Advantages, counts: Sequence[int], rank: int) -> Advan
     )
 
 
-def _reference_log_probs(
-    models: Models, batch: PromptBatch, rollout: Rollout, micro_batch_size: int, clock: PhaseClock
+@torch.no_grad()
+def _own_log_probs(
+    policy: Policy, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+) -> Float32[Tensor, "N T"]:
+    return policy.replay(batch, rollout, rows).log_probs
+
+
+def _replay_all(
+    models: Models,
+    batch: PromptBatch,
+    rollout: Rollout,
+    micro_batch_size: int,
+    clock: PhaseClock,
+    score: Callable[[PromptBatch, Rollout, Int64[Tensor, " N"]], Float32[Tensor, "N T"]],
 ) -> Float32[Tensor, "P G T"]:
-    """Log-probs of the sampled tokens under the reference policy."""
+    """Log-probs of all sampled tokens, from those of some rows at a time."""
     shape = rollout.token_ids.shape[:2]
     with models.phase("update", replay_size(batch, models.policy, micro_batch_size), clock):
         parts = []
         micro_batches = torch.arange(shape.numel()).split(micro_batch_size)
         for done, rows in enumerate(micro_batches, start=1):
-            parts.append(models.policy.reference_log_probs(batch, rollout, rows).cpu())
+            parts.append(score(batch, rollout, rows).cpu())
             clock.count(done, len(micro_batches))
     log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
     return log_probs

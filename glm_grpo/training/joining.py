@@ -16,7 +16,7 @@ from rewards.types import RewardTable
 
 
 def join_experiences(parts: Sequence[Experience]) -> Experience:
-    """Join parts of one batch in prompt order; none may have a correction yet."""
+    """Join parts of one batch in prompt order."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -45,9 +45,8 @@ def step_metrics(
     """Compute all metrics of one training step.
 
     Standard deviations are those of the population of images. Loss metrics are means over the
-    step's updates that were not skipped, except `policy/replay_gap`: it is the first update's, the
-    only one in which the policy is still the one that sampled. NaN stands for undefined values,
-    such as the mean of a term that applied to no prompt of the batch.
+    step's updates that were not skipped. NaN stands for undefined values, such as the mean of a
+    term that applied to no prompt of the batch.
 
     Args:
         reports: One report per update of the step, in order, at least one.
@@ -184,8 +183,6 @@ def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
         for name in first
     }
     metrics = {name: _mean(values) for name, values in found.items()}
-    if "policy/replay_gap" in first:
-        metrics["policy/replay_gap"] = first["policy/replay_gap"]
     return metrics | {
         "optim/learning_rate": reports[-1].metrics["optim/learning_rate"],
         "optim/skipped_updates": float(len(reports) - len(done)),

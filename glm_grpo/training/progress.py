@@ -34,7 +34,6 @@ _UNITS = {
     "decode": "prompts",
     "reward": "scores",
     "update": "batches",
-    "proximal": "batches",
 }
 """What each phase counts."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"

@@ -353,5 +353,4 @@ def _to_be_recorded(experience: Experience) -> Experience:
         rollout=replace(experience.rollout, sampling_mask=None),
         images=replace(experience.images, pixels=pixels.new_empty(*pixels.shape[:3], 0, 0)),
         reference_log_probs=None,
-        correction=None,
     )

@@ -62,7 +62,7 @@ class CheckpointSaver:
         """Write a checkpoint of the last finished step, and remove those no longer kept."""
         self._finish_records()
         self._announce("checkpoint")
-        state = self._state
+        state, scale = self._state, self._learner.strategy.loss_scale
         moments, values = optimizer_to_tensors(self._learner.optimizer)
         tensors = {
             "policy": self._learner.strategy.policy_tensors(),
@@ -80,6 +80,7 @@ class CheckpointSaver:
             "best_total": None if state.best_step is None else state.best_total,
             "skipped_in_a_row": state.skipped_in_a_row,
             "canaries_outside": state.canaries_outside,
+            "loss_scale": [scale.value, scale.finite_updates],
         }
         if state.start_step is not None:
             metadata["start_step"] = state.start_step

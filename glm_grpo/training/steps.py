@@ -148,12 +148,11 @@ class RewardStep:
             self.processes.together(),
             self.models.phase("update", replay_size(experience.prompts, policy, size)),
         ):
-            report = check_replay(policy, experience, rows=size)
+            report = check_replay(policy, experience.prompts, experience.rollout, rows=size)
         logger.info(
-            "self-check passed: %d tokens per grid, replay gap %.1e nats (largest %.1e)",
+            "self-check passed: %d tokens per grid, sampling and replay differ by %s",
             experience.rollout.token_ids.shape[-1],
-            report.mean_gap,
-            report.max_gap,
+            report.describe(),
         )
 
     def _targets(self, experience: Experience, step: int, clock: PhaseClock) -> TargetTokens | None:

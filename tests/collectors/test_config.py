@@ -73,8 +73,8 @@ def test_resumed_run_may_have_other_collectors_but_no_other_age(tiny) -> None:
         "async.cpus_per_collector=4",
     )
     assert config_differences(stored, where) == []
-    other = tiny("train.mode=async", "async.max_policy_age=2", "async.on_stale=mask")
-    assert config_differences(stored, other) == ["async.max_policy_age", "async.on_stale"]
+    other = tiny("train.mode=async", "async.max_policy_age=2", "loss.importance_weights=mask")
+    assert config_differences(stored, other) == ["async.max_policy_age", "loss.importance_weights"]
     assert config_differences(stored, tiny()) == ["train.mode"]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from glm_grpo.collectors.collector_pool import (
@@ -30,7 +29,6 @@ from glm_grpo.collectors.source import (
     AsynchronousSource,
 )
 from glm_grpo.errors import CollectorError, MemoryLimitError
-from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -42,20 +40,13 @@ TOKENS = 4
 
 
 class CountingPolicy(NoPolicy):
-    """Its weight is the number of updates it has had, and its log-probs are -0.1 times that."""
+    """Its weight is the number of updates it has had."""
 
     def __init__(self) -> None:
         self.updates = 0
-        self.replays = 0
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {"updates": torch.tensor([float(self.updates)])}
-
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        self.replays += 1
-        log_probs = torch.full((len(rows), TOKENS), -0.1 * self.updates)
-        zeros = torch.zeros(len(rows), TOKENS)
-        return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
 
 
 class Nothing:
@@ -257,40 +248,15 @@ def test_at_age_0_every_batch_is_made_with_the_newest_weights_and_left_as_it_is(
     experiences = it.learn_all()
 
     assert [order.policy_step for order in it.pool.orders] == [0, 1, 2, 3]
-    assert all(experience.correction is None for experience in experiences)
-    assert it.policy.replays == 0
-    for figures in it.metrics:
-        assert figures["async/importance_ratio"] == 1.0
-        assert figures["async/truncated_fraction"] == 0.0
+    assert not any(experience.is_stale for experience in experiences)
 
 
-def test_stale_experience_is_weighed_by_the_policy_about_to_learn(run: Callable[..., Run]) -> None:
-    it = run(collectors=2, age=1, last=2)
-    it.learn(1)
-
-    stale = it.learn(2)
-
-    # Sampled at -0.1 * 0, seen now at -0.1 * 1.
-    assert stale.correction is not None
-    torch.testing.assert_close(stale.correction.proximal_log_probs, torch.full((1, 2, 4), -0.1))
-    weights = torch.full((1, 2, 4), 0.904837)  # exp(-0.1)
-    torch.testing.assert_close(stale.correction.weights, weights, atol=1e-5, rtol=0)
-    assert it.metrics[-1]["async/importance_ratio"] == pytest.approx(0.904837, abs=1e-5)
-    assert it.policy.replays == 2  # two sequences, one at a time
-    assert it.clock.seconds()["proximal"] > 0
-
-
-def test_dropping_leaves_out_tokens_that_became_too_unlikely(run: Callable[..., Run]) -> None:
-    # All tokens have a ratio of exp(-0.1) = 0.905, as above.
-    options = ("async.on_stale=mask", "async.min_importance_ratio=0.95")
-    it = run(collectors=2, age=1, last=2, options=options)
-    it.learn(1)
-
-    correction = it.learn(2).correction
-
-    assert correction is not None
-    assert (correction.weights == 0).all()
-    assert it.metrics[-1]["async/truncated_fraction"] == 1.0
+def test_only_what_an_older_policy_sampled_is_stale(run: Callable[..., Run]) -> None:
+    it = run(collectors=2, age=1, last=3)
+    assert [experience.is_stale for experience in it.learn_all()] == [
+        figures["async/policy_age"] > 0 for figures in it.metrics
+    ]
+    assert it.metrics[1]["async/policy_age"] == 1
 
 
 @pytest.mark.parametrize(("push_every", "expected"), [(1, [0, 1, 2, 3]), (3, [0, 3])])

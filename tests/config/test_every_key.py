@@ -57,15 +57,15 @@ loss: {kl_coef: 0.0, kl_estimator: k3, kl_placement: reward, kl_behaviour_coef: 
        reference_sync_every: 5, reference_mix: 1.0, entropy_coef: 0.01,
        top_entropy_quantile: 1.0, kind: cispo, clip_low: 0.1, clip_high: 0.28, ratio_cap: 4.0,
        ratio_level: sequence, tau_positive: 2.0, tau_negative: 2.0, log_clip: 0.1,
-       function: 'mine:other'}
+       function: 'mine:other', importance_weights: none, max_importance_ratio: 1.0,
+       min_importance_ratio: 0.5}
 anchor: {weight: 0.1, final_weight: 0.2, preview: encode}
 optim: {learning_rate: 10.0, schedule: constant, warmup_steps: 0, weight_decay: 0.1,
         betas: [0.0, 0.999], epsilon: 1.0e-15, max_grad_norm: 0.1}
 train: {mode: async, method: sft, steps: 500, seed: 9223372036854775807, updates_per_rollout: 2,
         minibatches_per_rollout: 8, skip_flat: true, micro_batch_size: 1, checkpoint_every: 1,
         keep_checkpoints: 1, eval_every: 1, resume: auto, resume_with_changes: true}
-async: {collectors: 1, max_policy_age: 0, push_every: 2, on_stale: mask,
-        max_importance_ratio: 1.0, min_importance_ratio: 0.5, address: 'head:6379',
+async: {collectors: 1, max_policy_age: 0, push_every: 2, address: 'head:6379',
         cpus_per_collector: 4, gpus_per_collector: 0.25}
 eval: {samples_per_prompt: 1, seed: 0, ema_decay: 0.9}
 offload: modules
@@ -117,7 +117,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "loss.tau_negative": SAPO,
     "loss.log_clip": {"loss": {"kind": "gmpo", **KL}, "advantage.credit": "image"},
     "loss.function": {"loss": {"kind": "custom", "function": "mine:loss", **KL}},
-    "async.min_importance_ratio": {"async.on_stale": "mask"},
+    "loss.min_importance_ratio": {"loss.importance_weights": "mask"},
 }
 """What else is set."""
 

@@ -70,7 +70,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"train.mode": "async", "train.method": "sft"}, "needs train.mode=sync"),
     ({"train.mode": "async", "rollout.refill_rounds": 2}, "train.mode is async"),
     ({"train.mode": "async", "loss.reference_sync_every": 5}, "train.mode is async"),
-    ({"async.min_importance_ratio": 0.5}, "needs async.on_stale=mask"),
+    ({"loss.min_importance_ratio": 0.5}, "needs loss.importance_weights=mask"),
     # 1024 prompts x 8 images.
     (
         {"rollout.prompts_per_step": 1024, "rollout.width": 16_384, "rollout.height": 16_384},
@@ -186,7 +186,10 @@ def test_a_run_with_an_estimator_of_no_use_is_still_read(
 def test_configs_of_older_runs_are_read(values: dict[str, Any]) -> None:
     del values["loss"]["kind"]
     del values["run"]
-    values["async"] = {"on_stale": "drop"}
+    for name in ("importance_weights", "max_importance_ratio", "min_importance_ratio"):
+        del values["loss"][name]
+    values["async"] = {"on_stale": "drop", "max_importance_ratio": 3.0}
     config = from_yaml(yaml.safe_dump(values))
     assert (config.loss.kind, config.run.name) == ("clipped", None)
-    assert config.asynchronous.on_stale == "mask"
+    assert config.loss.importance_weights == "mask"
+    assert config.loss.max_importance_ratio == 3.0

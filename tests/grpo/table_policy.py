@@ -9,14 +9,7 @@ from torch import Tensor, nn
 
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.update import Trainee, UpdateReport, UpdateSettings, update_policy
-from glm_grpo.types import (
-    Advantages,
-    Experience,
-    ImageBatch,
-    OffPolicyCorrection,
-    PromptBatch,
-    Rollout,
-)
+from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 from tests.factories import update_settings
 
@@ -35,6 +28,8 @@ class TablePolicy:
         replayed: Rows that were replayed, in order.
         reference_calls: How often the reference was read.
     """
+
+    dtype = torch.float32
 
     def __init__(self, logits: Tensor, reference_logits: Tensor | None = None) -> None:
         self.logits = nn.Parameter(logits.clone())
@@ -75,9 +70,7 @@ def make_logits(seed: int = 0) -> Tensor:
     return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
 
 
-def make_experience(
-    sampled_by: Tensor, advantages: Tensor, correction: OffPolicyCorrection | None = None
-) -> Experience:
+def make_experience(sampled_by: Tensor, advantages: Tensor) -> Experience:
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
     prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
@@ -96,7 +89,6 @@ def make_experience(
         totals=advantages,
         penalties=torch.zeros_like(advantages),
         advantages=Advantages(values=advantages, is_flat=(advantages == 0).all(dim=1)),
-        correction=correction,
     )
 
 

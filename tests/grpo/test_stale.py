@@ -1,4 +1,4 @@
-"""The loss over tokens of an older policy: tokens worked out by hand, and a policy of a table."""
+"""The loss over tokens that another policy sampled, or that the sampler scored differently."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from glm_grpo.grpo.losses import (
     LossInputs,
-    StaleTreatment,
     corrected_kl_estimate,
     grpo_loss,
-    importance_weights,
+    measure_mismatch,
 )
-from glm_grpo.types import Experience, OffPolicyCorrection
+from glm_grpo.types import Experience
 from tests.factories import changed, clipped_loss
 from tests.grpo.table_policy import (
     ADVANTAGES,
@@ -42,31 +41,46 @@ def log(*probabilities: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("treatment", "expected"), [("truncate", [0.5, 1.0, 2.0, 2.0]), ("mask", [0.5, 1.0, 2.0, 0.0])]
+    ("weights", "expected"),
+    [
+        ("truncate", [0.5, 1.0, 2.0, 2.0]),
+        ("mask", [0.5, 1.0, 2.0, 0.0]),
+        ("none", [1.0, 1.0, 1.0, 1.0]),
+    ],
 )
-def test_importance_weights_are_those_worked_out_by_hand(
-    treatment: StaleTreatment, expected: list[float]
-) -> None:
+def test_importance_weights_are_those_worked_out_by_hand(weights, expected: list[float]) -> None:
     # Ratios of 0.5, 1, 2 and 4 under a limit of 2, which the third one just reaches.
-    weights = importance_weights(
+    mismatch = measure_mismatch(
         torch.tensor([[math.log(0.5), 0.0, 0.69314718, math.log(4.0)]]),
         torch.zeros(1, 4),
+        weights=weights,
         largest=2.0,
-        treatment=treatment,
     )
-    torch.testing.assert_close(weights, torch.tensor([expected]))
+    torch.testing.assert_close(mismatch.weights, torch.tensor([expected]))
+    limited = [[False, False, False, True]]
+    assert mismatch.metrics["mismatch/limited_fraction"].tolist() == limited
+    # Metrics are of the ratios before any limit: 0.5, 2 and 4 are outside 0.8 to 1.2.
+    outside = [[True, False, True, True]]
+    assert mismatch.metrics["mismatch/outside_fraction"].tolist() == outside
+    torch.testing.assert_close(
+        mismatch.metrics["mismatch/ratio"], torch.tensor([[0.5, 1.0, 2.0, 4.0]]).double()
+    )
+    # KL(sampler || trainer) by k3: r - log r - 1.
+    expected_kl = [0.5 + math.log(2) - 1, 0.0, 2 - math.log(2) - 1, 4 - math.log(4) - 1]
+    torch.testing.assert_close(mismatch.metrics["mismatch/kl"], torch.tensor([expected_kl]))
 
 
-def test_dropping_leaves_out_tokens_on_both_sides_of_the_bounds() -> None:
+def test_masking_leaves_out_tokens_on_both_sides_of_the_bounds() -> None:
     # Ratios of 0.25, 0.5, 2 and 4 between bounds of 0.4 and 3.
-    weights = importance_weights(
+    mismatch = measure_mismatch(
         torch.tensor([[0.25, 0.5, 2.0, 4.0]]).log(),
         torch.zeros(1, 4),
         smallest=0.4,
         largest=3.0,
-        treatment="mask",
+        weights="mask",
     )
-    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.5, 2.0, 0.0]]))
+    torch.testing.assert_close(mismatch.weights, torch.tensor([[0.0, 0.5, 2.0, 0.0]]))
+    assert mismatch.metrics["mismatch/limited_fraction"].tolist() == [[True, False, False, True]]
 
 
 def test_corrected_loss_is_that_worked_out_by_hand() -> None:
@@ -77,17 +91,17 @@ def test_corrected_loss_is_that_worked_out_by_hand() -> None:
     loss = grpo_loss(
         LossInputs(
             log(0.22, 0.3),
-            log(0.1, 0.4),
+            log(0.2, 0.2),
             None,
             torch.tensor([2.0]),
-            OffPolicyCorrection(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+            sampling_log_probs=log(0.1, 0.4),
+            importance_weights=torch.tensor([[2.0, 0.5]]),
         ),
         PLAIN,
     )
     assert loss.terms["loss/policy"].item() == pytest.approx(-2.8, rel=1e-5)
-    # To the policy that sampled: 0.22 / 0.1 and 0.3 / 0.4.
-    torch.testing.assert_close(loss.metrics["ratio/mean"], torch.tensor([[2.2, 0.75]]).double())
-    # Of the clip: log 1.1 and log 1.5 to the policy before the update.
+    # To the policy before the update, as the clip: 1.1 and 1.5.
+    torch.testing.assert_close(loss.metrics["ratio/mean"], torch.tensor([[1.1, 1.5]]).double())
     torch.testing.assert_close(
         loss.metrics["ratio/sequence_log"], torch.tensor([1.1 * 1.5]).log().double() / 2
     )
@@ -100,10 +114,11 @@ def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
     loss = grpo_loss(
         LossInputs(
             log(0.1, 0.22),
-            log(0.1, 0.4),
+            log(0.2, 0.2),
             None,
             torch.tensor([-1.0]),
-            OffPolicyCorrection(log(0.2, 0.2), torch.tensor([[2.0, 0.5]])),
+            sampling_log_probs=log(0.1, 0.4),
+            importance_weights=torch.tensor([[2.0, 0.5]]),
         ),
         PLAIN,
     )
@@ -117,14 +132,12 @@ def test_corrected_kl_is_to_the_policy_that_sampled_within_the_limit_of_the_weig
     now, sampled, reference = log(0.3, 0.3), log(0.2, 0.05), log(0.6, 0.15)
     proximal = log(0.25, 0.4)
     k3 = torch.tensor([[2 - math.log(2) - 1, 0.5 + math.log(2) - 1]])
-    exact = importance_weights(proximal, sampled, largest=100.0, treatment="truncate")
-    estimate = corrected_kl_estimate(now, sampled, reference, OffPolicyCorrection(proximal, exact))
+    exact = measure_mismatch(proximal, sampled, largest=100.0, weights="truncate").weights
+    estimate = corrected_kl_estimate(now, proximal, reference, exact)
     torch.testing.assert_close(estimate, torch.tensor([[1.5, 6.0]]) * k3)
     torch.testing.assert_close(estimate, corrected_kl_estimate(now, sampled, reference))
-    limited = importance_weights(proximal, sampled, largest=2.0, treatment="truncate")
-    estimate = corrected_kl_estimate(
-        now, sampled, reference, OffPolicyCorrection(proximal, limited)
-    )
+    limited = measure_mismatch(proximal, sampled, largest=2.0, weights="truncate").weights
+    estimate = corrected_kl_estimate(now, proximal, reference, limited)
     torch.testing.assert_close(estimate, 1.5 * k3)
 
 
@@ -135,8 +148,17 @@ def test_correction_leaves_the_other_kl_terms_as_they_are() -> None:
     now, sampled, reference = log(0.3, 0.3), log(0.2, 0.5), log(0.4, 0.1)
     advantages = torch.tensor([1.0])
     plain = grpo_loss(LossInputs(now, sampled, reference, advantages), settings)
-    correction = OffPolicyCorrection(log(0.25, 0.4), torch.tensor([[1.25, 0.8]]))
-    corrected = grpo_loss(LossInputs(now, sampled, reference, advantages, correction), settings)
+    corrected = grpo_loss(
+        LossInputs(
+            now,
+            log(0.25, 0.4),
+            reference,
+            advantages,
+            sampling_log_probs=sampled,
+            importance_weights=torch.tensor([[1.25, 0.8]]),
+        ),
+        settings,
+    )
     assert corrected.terms["loss/kl"].item() == plain.terms["loss/kl"].item()
     assert corrected.metrics["kl/behaviour"].item() == plain.metrics["kl/behaviour"].item()
     assert corrected.terms["loss/policy"].item() != plain.terms["loss/policy"].item()
@@ -156,14 +178,15 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
     for entry in range(3):
         proximal = now.detach()[entry].reshape(1, 1)
         sampled = older.log()[entry].reshape(1, 1)
-        weights = importance_weights(proximal, sampled, largest=100.0, treatment="truncate")
+        mismatch = measure_mismatch(proximal, sampled, largest=100.0, weights="truncate")
         loss = grpo_loss(
             LossInputs(
                 now[entry].reshape(1, 1),
-                sampled,
+                proximal,
                 None,
                 advantages[entry : entry + 1],
-                OffPolicyCorrection(proximal, weights),
+                sampling_log_probs=sampled,
+                importance_weights=mismatch.weights,
             ),
             PLAIN,
         )
@@ -174,32 +197,79 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
     torch.testing.assert_close(gradient, expected)
 
 
-def correct(experience: Experience) -> OffPolicyCorrection:
-    proximal = score(make_logits(), experience.rollout.token_ids)
-    old = experience.rollout.log_probs
-    weights = importance_weights(proximal, old, largest=2.0, treatment="truncate")
-    return OffPolicyCorrection(proximal, weights)
+def weights_of(experience: Experience) -> Tensor:
+    """exp(log-prob now - log-prob as sampled), at most 2."""
+    now = score(make_logits(), experience.rollout.token_ids)
+    return (now - experience.rollout.log_probs).exp().clamp(max=2.0)
 
 
+@pytest.mark.parametrize("is_stale", [True, False])
 @pytest.mark.parametrize("micro_batch_size", [4, 6])
-def test_update_moves_along_the_weighed_gradient(micro_batch_size: int) -> None:
-    stale = make_experience(make_logits(seed=7), ADVANTAGES)
-    stale = replace(stale, correction=correct(stale))
+def test_update_moves_along_the_weighed_gradient(micro_batch_size: int, is_stale: bool) -> None:
+    # An older policy, or the sampler of this one that computes something else.
+    stale = replace(make_experience(make_logits(seed=7), ADVANTAGES), is_stale=is_stale)
     policy = TablePolicy(make_logits())
     (report,) = learn(policy, stale, changed(SETTINGS, micro_batch_size=micro_batch_size), 1.0)
 
     # Ratios are 1, so the gradient of the loss is -mean(weight * advantage * (onehot - softmax)).
-    assert stale.correction is not None
+    weights = weights_of(stale)
     onehot = nn.functional.one_hot(stale.rollout.token_ids, CODEBOOK).float()
-    factor = stale.correction.weights * stale.advantages.values[..., None]
+    factor = weights * stale.advantages.values[..., None]
     move = (factor[..., None] * (onehot - make_logits().softmax(-1))).sum((0, 1))
     expected = make_logits() + move / (PROMPTS * GROUP * TOKENS)
     torch.testing.assert_close(policy.logits.detach(), expected, atol=1e-6, rtol=1e-5)
-    weights = stale.correction.weights
-    assert report.metrics["ratio/mean"] == pytest.approx(weights.mean().item(), rel=1e-6)
-    size = weights.mean() ** 2 / weights.square().mean()
-    assert report.metrics["ratio/effective_sample_size"] == pytest.approx(size.item(), rel=1e-5)
-    assert report.metrics["ratio/clip_fraction"] == 0.0
-    # The policy has moved on: what it misses of the samples is no gap of replay.
-    assert math.isnan(report.metrics["policy/replay_gap"])
+    metrics = report.metrics
+    assert metrics["ratio/mean"] == 1.0
+    assert metrics["ratio/effective_sample_size"] == 1.0
+    assert metrics["ratio/clip_fraction"] == 0.0
+    ratios = (score(make_logits(), stale.rollout.token_ids) - stale.rollout.log_probs).exp()
+    assert metrics["mismatch/ratio"] == pytest.approx(ratios.mean().item(), rel=1e-6)
+    size = ratios.mean() ** 2 / ratios.square().mean()
+    assert metrics["mismatch/effective_sample_size"] == pytest.approx(size.item(), rel=1e-5)
+    limited = (ratios > 2.0).float().mean().item()
+    assert 0 < limited == pytest.approx(metrics["mismatch/limited_fraction"])
+    # What an older policy differs by is no gap of replay.
+    gap = ratios.log().abs().mean().item()
+    assert math.isnan(metrics["policy/replay_gap"]) == is_stale
+    assert is_stale or metrics["policy/replay_gap"] == pytest.approx(gap, rel=1e-5)
     assert not report.is_skipped
+
+
+def test_without_importance_weights_the_gradient_is_not_weighed() -> None:
+    off = make_experience(make_logits(seed=7), ADVANTAGES)
+    moved = []
+    for experience in (off, make_experience(make_logits(), ADVANTAGES)):
+        policy = TablePolicy(make_logits())
+        learn(policy, experience, changed(SETTINGS, importance_weights="none"), 1.0)
+        moved.append(policy.logits.detach())
+    torch.testing.assert_close(*moved)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ratios_of_all_updates_are_to_the_policy_before_the_first(parts: int) -> None:
+    off = make_experience(make_logits(seed=7), ADVANTAGES)
+    settings = changed(SETTINGS, updates_per_rollout=2, minibatches_per_rollout=parts)
+    policy = TablePolicy(make_logits())
+    reports = learn(policy, off, settings, 1.0)
+
+    # The same by hand, one prompt or both at a time.
+    before = score(make_logits(), off.rollout.token_ids)
+    expected = TablePolicy(make_logits())
+    optimizer = torch.optim.SGD([expected.logits], lr=1.0)
+    for prompts in ([[0, 1]] if parts == 1 else [[0], [1]]) * 2:
+        now = score(expected.logits, off.rollout.token_ids)[prompts].flatten(0, 1)
+        inputs = LossInputs(
+            now,
+            before[prompts].flatten(0, 1),
+            None,
+            ADVANTAGES[prompts].flatten(),
+            importance_weights=weights_of(off)[prompts].flatten(0, 1),
+        )
+        optimizer.zero_grad()
+        grpo_loss(inputs, settings.loss).total.backward()
+        optimizer.step()
+    torch.testing.assert_close(policy.logits.detach(), expected.logits.detach())
+    assert reports[0].metrics["ratio/mean"] == 1.0
+    assert all(report.metrics["ratio/mean"] != 1.0 for report in reports[1:])
+    # The first pass over a rollout in one piece is its own: no sequence is replayed once more.
+    assert len(policy.replayed) == PROMPTS * GROUP * (2 if parts == 1 else 2.5)

@@ -10,6 +10,7 @@ from glm_grpo.errors import (
     StorageError,
     aftermath_of,
 )
+from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.run_state import RunState
@@ -27,6 +28,7 @@ class OneWeight(AccelerateStrategy):
 
     def __init__(self, weight):
         self._weight = weight
+        self.loss_scale = LossScale()
 
     def reference_tensors(self):
         return {}

@@ -83,8 +83,7 @@ class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
             temperature=temperature,
         )
         network.has_entropy_gradient = has_entropy_gradient
-        draw = partial(draw_next, network, truncation)
-        self._build_step: StepBuilder = ChosenStep(draw, is_compiling=is_compiling)
+        self._build_step = _choose_step(network, truncation, is_compiling=is_compiling)
         super().__init__(
             model,
             network,
@@ -125,6 +124,13 @@ class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
         sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
         with torch.no_grad():
             self.network(*sequences)
+
+    def first_layers(self, count: int) -> GlmImagePolicy:
+        """See `Policy`; never compiled, which takes a minute and is checked by itself."""
+        copied: GlmImagePolicy = super().first_layers(count)
+        copied._build_step = _choose_step(copied.network, self._truncation, is_compiling=False)
+        copied._encoded = copied._compiled = None
+        return copied
 
     def encode(self, batch: PromptBatch) -> PromptInputs:
         """Encode the prompts of a batch, one row each; the last batch is cached.
@@ -256,3 +262,9 @@ class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
         if self._compiled is not None:
             self._compiled.check(self.network, sequences)
         return sequences
+
+
+def _choose_step(
+    network: GlmImageNetwork, truncation: Truncation, *, is_compiling: bool
+) -> StepBuilder:
+    return ChosenStep(partial(draw_next, network, truncation), is_compiling=is_compiling)

@@ -75,7 +75,7 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
         self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         network = JanusNetwork(model, temperature=temperature, guidance_scale=guidance_scale)
         network.has_entropy_gradient = has_entropy_gradient
-        self._build_step: StepBuilder = ChosenStep(partial(draw_next, network, truncation))
+        self._build_step = _choose_step(network, truncation)
         super().__init__(
             model,
             network,
@@ -119,6 +119,13 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with torch.no_grad():
             self.network(*TokenSequences(one.expand(rows, 1), None, one, None))
+
+    def first_layers(self, count: int) -> JanusProPolicy:
+        """See `Policy`."""
+        copied: JanusProPolicy = super().first_layers(count)
+        copied._build_step = _choose_step(copied.network, self._truncation)
+        copied._encoded = None
+        return copied
 
     def encode(self, batch: PromptBatch) -> PromptInputs:
         """Encode the prompts of a batch, one row each; the last batch is cached."""
@@ -218,3 +225,7 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
             token_ids=token_ids.to(self.device),
             sampling_mask=sampling_mask,
         )
+
+
+def _choose_step(network: JanusNetwork, truncation: Truncation) -> StepBuilder:
+    return ChosenStep(partial(draw_next, network, truncation))

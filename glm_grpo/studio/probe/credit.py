@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, NonFiniteError
+from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.policy import PolicyForUpdate
 from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signals
 from glm_grpo.grpo.update import policy_gradient
@@ -154,7 +155,14 @@ class CreditProbe:
         with self._models.phase("update", replay_size(experience.prompts, policy, rows)):
             for config in self._ways:
                 credited = with_advantages(self._models, experience, config)
-                gradients.append(policy_gradient(policy, credited, self._update))
+                gradients.append(
+                    policy_gradient(
+                        policy,
+                        credited,
+                        self._update,
+                        loss_scale=LossScale.for_dtype(policy.dtype),
+                    )
+                )
         batch = len(self._gradients)
         products = {
             (batch, other): _inner_products(gradients, theirs)

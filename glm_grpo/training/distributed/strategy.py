@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from glm_grpo.errors import ConfigError
+from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.models.base import Policy
 from glm_grpo.training.distributed.processes import Processes
@@ -103,6 +104,7 @@ class AccelerateStrategy(Strategy):
     """
 
     def __init__(self, policy: Policy, accelerator: Accelerator, processes: Processes) -> None:
+        super().__init__(LossScale.for_dtype(policy.dtype))
         self._accelerator = accelerator
         self._processes = processes
         self.num_processes, self.rank = processes.count, processes.rank
@@ -135,11 +137,12 @@ class AccelerateStrategy(Strategy):
         return context
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of a scalar."""
-        self._accelerator.backward(loss)
+        """Accumulate the gradient of a scalar, times the loss scale."""
+        self._accelerator.backward(loss * self.loss_scale.value)
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-        """Scale the joined gradient down to an L2 norm; returns the norm before scaling."""
+        """Undo the loss scale, and clip the joined gradient; returns its L2 norm before."""
+        self.loss_scale.unscale(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 

@@ -70,6 +70,8 @@ class Table(nn.Module):
 class TablePolicy:
     """As much of a policy as engine and update use; the reference is another table."""
 
+    dtype = torch.float32
+
     def __init__(self) -> None:
         self.network = Table()
         self.wrapped: nn.Module = self.network

@@ -46,7 +46,7 @@
     ["Skipped updates", ["optim/skipped_updates"]],
   ];
   const COST = [
-    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/proximal", "time/recheck", "time/records", "time/evaluation"], "s"],
+    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/recheck", "time/records", "time/evaluation"], "s"],
     ["Share of the device's peak (MFU)", ["perf/mfu/rollout", "perf/mfu/decode", "perf/mfu/update"]],
     ["Images per second", ["throughput/images_per_second"]],
     ["Tokens per second", ["throughput/tokens_per_second"]],
