@@ -18,7 +18,7 @@ from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.moving_average import share_of_change
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
-from glm_grpo.training.replay_check import check_replay
+from glm_grpo.training.replay_check import check_code_path, check_replay
 from glm_grpo.types import Evaluation
 from rewards.reweigh import Mode, placed_share
 from rewards.types import RewardTable
@@ -49,6 +49,8 @@ def check_config(config: Config) -> Iterator[str]:
     found = f"reward: {weights}; every prompt has a term that applies"
     yield "\n    ".join([found, *rare])
     batch = build_batch(config, prompts.training, 1)
+    if found := check_code_path(models, batch):
+        yield f"code path: {found}"
     experience = collect(models, batch, config, clock=PhaseClock())
     yield f"one rollout: {_describe_means(experience.rewards)}"
     if config.advantage.credit == "place":
@@ -56,11 +58,8 @@ def check_config(config: Config) -> Iterator[str]:
     yield f"one held-out prompt: {_describe_means(_evaluate_one(models, config, prompts).rewards)}"
     rows = config.train.micro_batch_size
     with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
-        report = check_replay(models.policy, experience, rows=rows)
-    yield (
-        f"self-check: full grids, replay gap {report.mean_gap:.1e} nats per token (largest "
-        f"{report.max_gap:.1e}), mean ratio {report.mean_ratio:.6f}"
-    )
+        report = check_replay(models.policy, experience.prompts, experience.rollout, rows=rows)
+    yield f"self-check: full grids; sampling and replay differ by {report.describe()}"
 
 
 def describe_average(decay: float, steps: int) -> str:

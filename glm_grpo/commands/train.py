@@ -183,7 +183,9 @@ def _build(
             is_beginning=not _has_start(config, opened),
         )
         if config.train.method == "grpo":
-            check_code_path(models, build_batch(config, checked.prompts.training, 1))
+            found = check_code_path(models, build_batch(config, checked.prompts.training, 1))
+            if found:
+                logger.info("self-check passed: %s", found)
     for line in checked.texts if processes.is_main else ():
         logger.info("%s", line)
     for line in rare if processes.is_main else ():

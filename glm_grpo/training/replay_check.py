@@ -8,7 +8,6 @@ importance weights of the loss correct for that, as long as enough tokens keep t
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +21,6 @@ from glm_grpo.models.base import Policy
 from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.phase import Models, sampling_size
 from glm_grpo.types import PromptBatch, Rollout
-
-logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
 """Largest allowed mean |replayed - sampled| log-prob in float32, nats per token. Rounding causes
@@ -63,7 +60,7 @@ class ReplayReport:
         )
 
 
-def check_code_path(models: Models, batch: PromptBatch) -> None:
+def check_code_path(models: Models, batch: PromptBatch) -> str:
     """Sample and replay with the first layers in float32, unless the whole policy is checked so.
 
     The shortest and the longest prompt are read, so that one is padded if their lengths differ.
@@ -72,12 +69,15 @@ def check_code_path(models: Models, batch: PromptBatch) -> None:
     Args:
         batch: Training prompts.
 
+    Returns:
+        What was found, in one line; empty for a policy in float32.
+
     Raises:
         SelfCheckError: Both differ by more than rounding.
     """
     policy = models.policy
     if policy.dtype == torch.float32:
-        return
+        return ""
     lengths = [len(prompt.prompt) for prompt in batch.prompts]
     rows = dict.fromkeys(row(range(len(lengths)), key=lengths.__getitem__) for row in (min, max))
     few = replace(prompts_at(batch, torch.tensor([*rows])), group_size=_CHECKED_GROUP)
@@ -89,7 +89,7 @@ def check_code_path(models: Models, batch: PromptBatch) -> None:
         report = compare_replay(first, few, rollout, index)
     where = f"in the first {CHECKED_LAYERS} layers, computed in float32"
     _refuse_inexact(report, where)
-    logger.info("self-check passed: sampling and replay agree %s: %s", where, report.describe())
+    return f"sampling and replay agree {where}: {report.describe()}"
 
 
 def check_replay(
