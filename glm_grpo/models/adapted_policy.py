@@ -150,10 +150,9 @@ class AdaptedPolicy(Generic[Network]):
             if "lora_B" in name:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.data.copy_(_ADAPTER_STD * noise)
-        for module in copied.network.modules():
-            # Of layers in 4 bits.
-            if hasattr(module, "compute_dtype"):
-                module.compute_dtype = torch.float32
+        in_4_bits: list[Any] = [m for m in copied.network.modules() if hasattr(m, "compute_dtype")]
+        for module in in_4_bits:
+            module.compute_dtype = torch.float32
         return copied
 
     @contextmanager
