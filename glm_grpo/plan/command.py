@@ -141,7 +141,12 @@ def plan_config(
         collectors = config.asynchronous.collectors if is_asynchronous else None
         yield from floor_lines(floors, device=device.name, collectors=collectors)
         if measured is not None:
-            yield measured_table(measured, floors, device, is_asynchronous=is_asynchronous)
+            yield measured_table(
+                measured,
+                floors,
+                device.in_dtype(config.model.dtype),
+                is_asynchronous=is_asynchronous,
+            )
     if memory is None:
         return
     if plan.peak <= memory:

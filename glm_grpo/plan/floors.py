@@ -118,6 +118,7 @@ def step_floors(
         processes: Processes that share the prompts, each on such a device; their communication is
             not counted.
     """
+    device = device.in_dtype(config.model.dtype)
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
     language, sequences = _language(config, planner, sizes)
     work = _work(config, planner, language, sequences, device.flops)
@@ -150,7 +151,8 @@ def step_work(
         prompt_tokens: Tokens of a prompt; all are assumed to be as long.
     """
     sizes = batch_sizes(config, prompt_tokens=prompt_tokens)
-    return _work(config, planner, *_language(config, planner, sizes), device.flops * processes)
+    peak_flops = device.in_dtype(config.model.dtype).flops * processes
+    return _work(config, planner, *_language(config, planner, sizes), peak_flops)
 
 
 def _work(

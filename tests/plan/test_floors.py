@@ -76,3 +76,10 @@ def test_find_device_knows_the_form_whose_figures_it_has(name, key):
 )
 def test_update_flops_count_every_pass(changes, an_image):
     assert update_flops(WORK, SEQUENCES, **PLAIN | changes) == 6 * an_image
+
+
+def test_float32_has_the_peak_of_its_own_dtype():
+    h100 = DEVICES["h100"]
+    # 67 and 989.5 TFLOPS.
+    assert h100.in_dtype("float32").flops / h100.in_dtype("float16").flops == 67 / 989.5
+    assert DeviceSpeed("unknown", bandwidth=1.0, flops=2.0, link=1.0).in_dtype("float32").flops == 2
