@@ -9,6 +9,9 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# Turns off what libraries would send by themselves, before any of them is imported.
+import rewards  # noqa: F401
+
 if TYPE_CHECKING:
     from glm_grpo.api import Run, evaluate, load_config, load_run, rescore, train
 

@@ -7,6 +7,7 @@ return `Scores`, whose parts are a map or `Piece`s.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     from rewards.parts import Piece
     from rewards.standalone import score_images
     from rewards.types import Prompt, Scores
+
+# Libraries send these by themselves unless told not to before they are imported, which is later.
+# The environment takes precedence, and passes them on to other processes.
+for _variable, _value in {
+    "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime: its use, with an id of the machine, to Microsoft
+    "DO_NOT_TRACK": "1",  # huggingface_hub: who downloads; some trackers: their use
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # datasets: a count of each load
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray: its use
+    "WANDB_ERROR_REPORTING": "false",  # W&B: its errors
+}.items():
+    os.environ.setdefault(_variable, _value)
 
 __all__ = ["Piece", "Prompt", "Scores", "score_images"]
 

@@ -23,7 +23,6 @@ AUTO = "auto"
 _CONNECT_SECONDS = 10.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _PRIVATE: Mapping[str, str] = {
-    "RAY_USAGE_STATS_ENABLED": "0",
     # Every process of the cluster needs the run's token, which the environment passes on.
     "RAY_AUTH_MODE": "token",
     # Later calls do not reopen a closed connection.
@@ -97,7 +96,6 @@ class RayCluster:
             )
 
     def _connect(self, address: str) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray  # noqa: PLC0415
 
         try:

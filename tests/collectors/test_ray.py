@@ -251,8 +251,7 @@ def test_a_collector_that_is_killed_is_replaced(collected: Seen) -> None:
     assert sum(row["async/restarts"] or 0 for row in collected.run.rows()[1:]) == 1
 
 
-def test_a_cluster_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+def test_a_cluster_that_is_not_there_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"async.address = '127.0.0.1:1': cannot connect to a Ray cluster"
     ):
