@@ -24,6 +24,7 @@ from rewards.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_checked
 from rewards.out_of_memory import is_out_of_memory
 from rewards.parts import Grid, Pieces, parts_on_grid
+from rewards.process_defaults import ProcessDefaults
 from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, describe_error
 
@@ -219,6 +220,7 @@ class Scoring:
         self._is_applicable: Bool[Tensor, "P R"] = torch.tensor(rows, dtype=torch.bool)
         self._groups: list[UInt8[Tensor, "G 3 H W"]] = []
         self._futures: dict[tuple[int, int], Future[_GroupScores]] = {}
+        self._defaults = ProcessDefaults()
 
     def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
         """Pass the pictures of the next prompt to the terms that can begin; does not wait."""
@@ -236,6 +238,13 @@ class Scoring:
         Raises:
             RewardError: As for `Scorer.score`.
         """
+        try:
+            return self._finish(count)
+        finally:
+            # While terms run, one of them may be about to undo it itself.
+            self._defaults.restore("a reward term")
+
+    def _finish(self, count: Callable[[int, int], object]) -> RewardTable:
         if not 0 < len(self._groups) == len(self._prompts):
             raise ValueError(
                 f"{len(self._prompts)} prompts, {len(self._groups)} groups of images; add one "
@@ -245,7 +254,8 @@ class Scoring:
             for column, is_early in enumerate(self._is_early):
                 if not is_early:
                     self._submit(row, column)
-        raw = torch.zeros(len(self._groups), self._groups[0].shape[0], len(self._terms))
+        shape = (len(self._groups), self._groups[0].shape[0], len(self._terms))
+        raw = torch.zeros(shape, dtype=torch.float32)
         notes: dict[str, list[tuple[str, ...]]] = {}
         parts: dict[str, Float32[Tensor, "P G h w"]] = {}
         pieces: dict[str, list[Pieces]] = {}
@@ -258,7 +268,8 @@ class Scoring:
                 notes.setdefault(name, [()] * len(self._groups))[row] = found.notes
             if found.places is not None:
                 shape = (len(self._groups), *found.places.shape)
-                parts.setdefault(name, torch.zeros(shape))[row] = found.places
+                empty = torch.zeros(shape, dtype=torch.float32)
+                parts.setdefault(name, empty)[row] = found.places
             if found.pieces:
                 pieces.setdefault(name, [()] * len(self._groups))[row] = found.pieces
         return RewardTable(

@@ -70,6 +70,16 @@ def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return make
 
 
+@pytest.fixture
+def own_defaults() -> Iterator[None]:
+    """Lets a test change torch's defaults."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     """Starts `python ...` in a fraction of a second."""

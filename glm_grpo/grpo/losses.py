@@ -18,6 +18,7 @@ from torch import Tensor
 from glm_grpo.config.losses import AnyLoss, CustomLoss, ImportanceWeights, SurrogateLoss
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.surrogates import chosen_surrogate
+from rewards.process_defaults import defaults_kept
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -212,7 +213,9 @@ def custom_loss(inputs: LossInputs, options: CustomLoss) -> LossOutput:
     Raises:
         ConfigError: The function cannot be imported, or does not return a loss.
     """
-    found = options.load()(inputs)
+    function = options.load()
+    with defaults_kept(f"loss.function = {options.function}"):
+        found = function(inputs)
     if not isinstance(found, LossOutput) or not _is_loss(found.total):
         raise ConfigError(
             f"loss.function = {options.function}: returned {_described(found)}; it must return "

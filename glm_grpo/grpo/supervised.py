@@ -46,9 +46,10 @@ def _backward_targets(
     policy: PolicyForUpdate, strategy: Strategy, targets: TargetTokens, micro_batch: MicroBatch
 ) -> dict[str, float]:
     """Accumulate the gradient of some target images; returns their part of the means."""
+    token_ids = targets.token_ids.unsqueeze(1)
     rollout = Rollout(
-        token_ids=targets.token_ids.unsqueeze(1),
-        log_probs=torch.zeros(len(targets.token_ids), 1, targets.token_ids.shape[1]),
+        token_ids=token_ids,
+        log_probs=torch.zeros_like(token_ids, dtype=torch.float32),
         sampling_mask=None,
     )
     replay = policy.replay(targets.prompts, rollout, micro_batch.rows)

@@ -203,7 +203,7 @@ def sapo_surrogate(
         tau_negative: tau for A <= 0, > 0.
     """
     ratio = torch.exp(log_probs - old_log_probs.detach())
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     loss = -advantages * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau
     return Surrogate(loss, ratio.detach(), is_clipped=None)
 

@@ -103,7 +103,10 @@ def _join_parts(tables: Sequence[RewardTable]) -> dict[str, Float32[Tensor, "P G
     shape = next((parts.shape[2:] for table in tables for parts in table.parts.values()), ())
     return {
         name: torch.cat(
-            [table.parts.get(name, torch.zeros(*table.raw.shape[:2], *shape)) for table in tables]
+            [
+                table.parts.get(name, table.raw.new_zeros(*table.raw.shape[:2], *shape))
+                for table in tables
+            ]
         )
         for name in names
     }

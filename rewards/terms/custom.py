@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName
+from rewards.process_defaults import defaults_kept
 from rewards.types import Prompt, RewardError, describe_error
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
@@ -122,6 +123,8 @@ def name_function(function: ScoringFunction, term: str) -> str:
 def load_function(name: str) -> ScoringFunction:
     """Import `module:function`, unless `name_function` knows it.
 
+    Defaults of the process that the module changes, such as torch's default dtype, are restored.
+
     The module can import its neighbours in the working directory only while it is imported; imports
     inside its functions find installed and already imported modules.
 
@@ -168,7 +171,7 @@ def find_source(name: str) -> bytes | None:
         return None
     spec = None
     # A user's package may raise anything during import, which is reported elsewhere.
-    with _importable(str(Path.cwd())), contextlib.suppress(Exception):
+    with _importable(module_name, str(Path.cwd())), contextlib.suppress(Exception):
         spec = importlib.util.find_spec(module_name)
     if spec is None or not str(spec.origin).endswith(".py"):
         return None
@@ -196,7 +199,7 @@ def _load_scoring_function(name: str) -> ScoringFunction:
 
 def _import(module_name: str, name: str, folder: str) -> ModuleType:
     try:
-        with _importable(folder):
+        with _importable(module_name, folder):
             return importlib.import_module(module_name)
     # A user's module may raise anything during import.
     except Exception as error:
@@ -208,13 +211,14 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _importable(folder: str) -> Iterator[None]:
+def _importable(module_name: str, folder: str) -> Iterator[None]:
     # The glm-grpo script has its own folder on the path where `python` has the working directory.
     sys.path.insert(0, folder)
     # Finders cache a folder's contents; the module may be newer.
     importlib.invalidate_caches()
     try:
-        yield
+        with defaults_kept(f"importing {module_name}"):
+            yield
     finally:
         with contextlib.suppress(ValueError):  # the module removed it itself
             sys.path.remove(folder)

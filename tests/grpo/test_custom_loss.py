@@ -51,6 +51,11 @@ def varying(inputs):
     metrics = {"mine/first": torch.tensor(1.0)} if len(calls) == 1 else {}
     return replace(reinforce(inputs), metrics=metrics)
 
+def careless(inputs):
+    torch.set_default_dtype(torch.float16)
+    torch.set_grad_enabled(False)
+    return reinforce(inputs)
+
 calls = []
 
 def constant(inputs):
@@ -88,6 +93,17 @@ def test_custom_loss_is_what_its_function_says(module: str, inputs: LossInputs) 
     assert not loss.metrics["mine/token"].requires_grad
     (gradient,) = torch.autograd.grad(loss.total, inputs.log_probs)
     assert gradient.tolist() == [[-0.5, -0.5], [1.0, 1.0]]
+
+
+@pytest.mark.usefixtures("own_defaults")
+def test_what_a_custom_loss_changes_for_the_whole_process_is_undone(
+    module: str, inputs: LossInputs, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="without gradient"):
+        grpo_loss(inputs, custom(f"{module}:careless"))
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.is_grad_enabled()
+    assert f"loss.function = {module}:careless changed torch.get_default_dtype()" in caplog.text
 
 
 def test_kl_terms_are_added_to_a_custom_loss(module: str, inputs: LossInputs) -> None:

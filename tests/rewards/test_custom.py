@@ -118,6 +118,30 @@ def test_custom_module_finds_its_neighbours_and_leaves_the_path_as_it_was(
     assert sys.path == [*before, "/its/own"]
 
 
+@pytest.mark.usefixtures("own_defaults")
+def test_importing_a_module_changes_no_default_of_the_process(
+    write_module: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    name = write_module(
+        "import os, torch\n"
+        "torch.set_default_dtype(torch.bfloat16)\n"
+        "torch.set_default_device('meta')\n"
+        "torch.set_grad_enabled(False)\n"
+        "torch.set_num_threads(3)\n"
+        "os.chdir('elsewhere')\n"
+        "def score(prompts, images): return images.float().mean(dim=(1, 2, 3)) / 3\n"
+    )
+    table = score(f"{name}:score")
+    assert table.raw.flatten().tolist() == (torch.tensor([0.0, 51.0, 255.0]) / 3).tolist()
+    assert torch.get_default_device() == torch.device("cpu")
+    assert torch.is_grad_enabled()
+    assert torch.get_num_threads() == 1
+    assert Path.cwd() == tmp_path
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"importing {name} changed torch.get_default_dtype() ")
+
+
 @pytest.mark.parametrize(
     ("source", "function", "error"),
     [

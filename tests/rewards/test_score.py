@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,6 +272,41 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
     assert [len(group) for group in table.pieces["boxes"]] == [1, 0]
     assert table.pieces["boxes"][0][0][0].text == "a"
     assert scorer.score(prompts, pixels).parts == {}
+
+
+@pytest.mark.usefixtures("own_defaults")
+def test_scores_are_kept_as_they_are_whatever_the_default_dtype() -> None:
+    scorer = Scorer([Term("halves", Halves(), 1.0)])
+    scoring = scorer.begin([WITHOUT_TEXT], grid=Grid(1, 1))
+    torch.set_default_dtype(torch.bfloat16)
+    # A bfloat16 has 8 bits: 185.5 would be stored as 186.
+    pixels = torch.full((1, 3, 2, 2), 185, dtype=torch.uint8)
+    pixels[..., 0, :] = 186
+    scoring.add(pixels)
+    table = scoring.finish()
+    assert table.raw.tolist() == [[[185.5]]]
+    assert table.parts["halves"].tolist() == [[[[185.5]]]]
+
+
+@pytest.mark.usefixtures("own_defaults")
+def test_what_a_term_changes_for_the_whole_process_is_undone_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def careless(pixels: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        os.chdir(tmp_path)
+        return brightness(pixels)
+
+    scorer, folder = make_scorer([FakeReward("careless", careless)], [1.0]), Path.cwd()
+    for _ in range(2):
+        scorer.score([WITHOUT_TEXT], grey([0]))
+        assert torch.get_default_dtype() == torch.float32
+        assert Path.cwd() == folder
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "a reward term changed torch.get_default_dtype() from torch.float32 to torch.float64, "
+        f"os.getcwd() from {folder} to {tmp_path}, for the whole process; this was undone. "
+    )
 
 
 def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:

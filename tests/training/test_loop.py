@@ -75,7 +75,7 @@ class TablePolicy(NoPolicy):
 
     def replay(self, batch: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
         log_probs = self._score(rollout.token_ids.flatten(0, 1)[rows])
-        zeros = torch.zeros(len(rows), TOKENS)
+        zeros = torch.zeros_like(log_probs.detach())
         return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
@@ -183,6 +183,21 @@ def break_gradient(*steps: int) -> Callable[[Run, int], None]:
             )
 
     return at_step
+
+
+@pytest.mark.usefixtures("own_defaults")
+def test_a_run_is_the_same_with_another_default_dtype(make_run: Any) -> None:
+    keys = ("loss=sapo", "train.eval_every=2")
+    usual, run = (make_run(*keys, folder=folder) for folder in ("usual", "run"))
+    usual.trainer.run()
+    torch.set_default_dtype(torch.bfloat16)
+    run.trainer.run()
+    for name in ("reward/mean", "loss/total", "optim/grad_norm", "eval/total"):
+        assert [row.get(name) for row in run.rows()] == [row.get(name) for row in usual.rows()]
+    scores, expected = (
+        read_table(each.folder.rollout_path(1))["raw/brightness"] for each in (run, usual)
+    )
+    assert scores == expected
 
 
 def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run: Any) -> None:

@@ -248,7 +248,7 @@ class GlmImageDecoder:
         for source, ids in zip(sources, batch.source_token_ids[index], strict=True):
             layout = token_layout(*source.shape[-2:], has_preview=False)
             prior = upsample_token_ids(ids[None], layout).to(device)
-            pixels = (2 * (source[None].to(device) / 255) - 1).to(dtype)
+            pixels = (2 * (source[None].to(device).float() / 255) - 1).to(dtype)
             latents = (vae.encode(pixels).latent_dist.mode() - mean) / std
             # Runs once per prompt, so compiling for the empty text is not worthwhile.
             with self._running(is_eager=True):
@@ -259,9 +259,9 @@ class GlmImageDecoder:
                     ),
                     prior_token_id=prior,
                     prior_token_drop=torch.zeros_like(prior, dtype=torch.bool),
-                    timestep=torch.zeros(1, device=device),
+                    timestep=torch.zeros(1, device=device, dtype=torch.float32),
                     target_size=torch.tensor([source.shape[-2:]], device=device),
-                    crop_coords=torch.zeros(1, 2, device=device),
+                    crop_coords=torch.zeros(1, 2, device=device, dtype=torch.float32),
                     kv_caches=cache,
                 )
         return cache

@@ -168,5 +168,5 @@ def equal_weights(
         return torch.full_like(weights, torch.nan)
     # A group that is flat to within rounding is no spread.
     spreads = [term.std_within if term.flat_fraction < 1 else math.nan for term in terms]
-    inverses = (weights.sign() / torch.tensor(spreads)).masked_fill(weights == 0, torch.nan)
+    inverses = (weights.sign() / weights.new_tensor(spreads)).masked_fill(weights == 0, torch.nan)
     return inverses * (weights.abs().sum() / inverses.abs().nansum())

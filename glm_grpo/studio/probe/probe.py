@@ -243,10 +243,11 @@ def _decode_targets(
     models: Models, batch: PromptBatch, num_terms: int
 ) -> tuple[Float32[Tensor, "P R"], Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
     """Scores of the target images, and scores and pictures of their own tokens."""
-    of_targets, of_tokens = torch.full((2, len(batch.prompts), num_terms), torch.nan)
+    of_targets, of_tokens = (_unscored(batch, num_terms) for _ in range(2))
     rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
     if not rows:
-        return of_targets, of_tokens, torch.zeros(0, 3, batch.height, batch.width).byte()
+        empty = torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
+        return of_targets, of_tokens, empty
     targets = torch.stack([prompt.target for prompt in batch.prompts if prompt.target is not None])
     with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
         token_ids = models.policy.tokenize_pictures(targets, num_sources=batch.num_sources)
@@ -262,10 +263,14 @@ def _decode_targets(
 def _score_copies(models: Models, batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
     """Scores of the first source pictures as they are."""
     if batch.num_sources == 0:
-        return torch.full((len(batch.prompts), num_terms), torch.nan)
+        return _unscored(batch, num_terms)
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
     with models.phase("reward", decoding_size(batch)):
         return _single_scores(models.scorer.score(batch.prompts, sources[:, None]))
+
+
+def _unscored(batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
+    return torch.full((len(batch.prompts), num_terms), torch.nan, dtype=torch.float32)
 
 
 def _single_scores(table: RewardTable) -> Float32[Tensor, "P R"]:

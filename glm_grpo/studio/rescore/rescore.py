@@ -393,7 +393,7 @@ def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored)
 
 
 def _check_every_prompt_has_a_total(groups: StoredGroups, config: Config) -> None:
-    weights = torch.tensor(list(config.reward.weights().values()))
+    weights = torch.tensor(list(config.reward.weights().values()), dtype=torch.float32)
     has_total = (groups.is_applicable & (weights != 0)).any(dim=1)
     for row in (~has_total).nonzero().flatten()[:1].tolist():
         applicable = zip(groups.names, groups.is_applicable[row].tolist(), strict=True)
