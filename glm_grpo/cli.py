@@ -63,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = (
         parser.parse_args(words) if chosen is None else chosen.parse_intermixed_args(words[1:])
     )
-    from glm_grpo.terminal import errors_explained
+    from glm_grpo.terminal import ended_in_any_case, errors_explained
 
-    with errors_explained(f"glm-grpo {words[0]}"):
+    with ended_in_any_case(), errors_explained(f"glm-grpo {words[0]}"):
         options.command(options)
 
 

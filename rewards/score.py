@@ -27,6 +27,7 @@ from rewards.parts import Grid, Pieces, parts_on_grid
 from rewards.process_defaults import ProcessDefaults
 from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, describe_error
+from rewards.unfinished import finished_before_exit
 
 _MOST_NAMED = 3
 """Largest number of prompts that a line names."""
@@ -241,6 +242,9 @@ class Scoring:
         try:
             return self._finish(count)
         finally:
+            # Of a term that failed, or is slower than one that did.
+            for future in self._futures.values():
+                future.cancel()
             # While terms run, one of them may be about to undo it itself.
             self._defaults.restore("a reward term")
 
@@ -325,7 +329,7 @@ class _Worker:
 
     A daemon, so that a hanging term does not keep the process from ending: Python waits for the
     threads of a ThreadPoolExecutor. It waits for work forever, because waking it to end while
-    Python itself ends can abort the process.
+    Python itself ends can abort the process; so can work at that time (`finished_before_exit`).
 
     On CUDA it uses its own stream, so that it waits only for its own work, not for the decoder's. A
     job first waits for the work that the submitting stream had at submission, such as moving
@@ -349,15 +353,18 @@ def _work(jobs: _Jobs) -> None:
     stream: torch.cuda.Stream | None = None
     while True:
         future, job, ready = jobs.get()
+        if not future.set_running_or_notify_cancel():
+            continue
         try:
-            if ready is not None:
-                if stream is None:
-                    stream = torch.cuda.Stream(ready.device)
-                    torch.cuda.set_stream(stream)
-                stream.wait_event(ready)
-            scores = job()
-            if stream is not None:
-                stream.synchronize()
+            with finished_before_exit():
+                if ready is not None:
+                    if stream is None:
+                        stream = torch.cuda.Stream(ready.device)
+                        torch.cuda.set_stream(stream)
+                    stream.wait_event(ready)
+                scores = job()
+                if stream is not None:
+                    stream.synchronize()
             future.set_result(scores)
         # Passed to the thread that waits for the group.
         except Exception as error:

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from rewards.base import Reward, score_checked
 from rewards.messages import ScoreAnswer, ScoreRequest, ScorerInfo
 from rewards.types import RewardError, describe_error
+from rewards.unfinished import finished_before_exit
 
 _PATIENCE_SECONDS = 10
 """Longest wait for running requests when the server ends."""
@@ -62,7 +63,7 @@ def make_app(reward: Reward, info: ScorerInfo, *, token: str) -> FastAPI:
     @app.post("/score", response_model=ScoreAnswer)
     def score(request: ScoreRequest) -> object:
         try:
-            with turn:
+            with turn, finished_before_exit():
                 return _score(reward, request)
         # Terms wrap libraries that raise anything, or exit; the client gets the error.
         except BaseException as error:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -307,6 +309,48 @@ def test_what_a_term_changes_for_the_whole_process_is_undone_and_said_once(
         "a reward term changed torch.get_default_dtype() from torch.float32 to torch.float64, "
         f"os.getcwd() from {folder} to {tmp_path}, for the whole process; this was undone. "
     )
+
+
+PROGRAM = """
+import sys, threading, torch
+from rewards.score import Scorer, Term
+from rewards.types import Prompt
+
+is_computing = threading.Event()
+
+class Slow:
+    calls = 0
+    def applies_to(self, prompt): return True
+    def modules(self): return ()
+    def score(self, prompts, pixels):
+        Slow.calls += 1
+        is_computing.set()
+        values = torch.ones(400, 400)
+        for _ in range(400):
+            values = (values @ values).softmax(dim=-1)
+        return values[0, :len(pixels)]
+
+class Failing(Slow):
+    def score(self, prompts, pixels):
+        is_computing.wait()
+        raise ValueError("no score")
+
+scorer = Scorer([Term("failing", Failing(), 1.0), Term("slow", Slow(), 1.0)])
+try:
+    scorer.score([Prompt("a", "a")] * 3, torch.zeros(3, 1, 3, 8, 8, dtype=torch.uint8))
+finally:
+    print(Slow.calls)
+"""
+
+
+def test_a_term_that_raises_while_another_computes_ends_the_process_with_its_own_code() -> None:
+    # Not a fork of the tests' own, which would skip the end of Python.
+    command = [sys.executable, "-c", PROGRAM]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "RewardError: term failing, prompt a, image 0" in found.stderr.splitlines()[-1]
+    # The other groups are not begun.
+    assert found.stdout == "1\n"
 
 
 def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:
