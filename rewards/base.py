@@ -259,9 +259,12 @@ def _size(pixels: Tensor) -> str:
 
 def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
     if not isinstance(values, Tensor) or (values.shape, values.dtype) != ((count,), torch.float32):
+        remedy = ", such as torch.tensor(scores, dtype=torch.float32)"
+        if isinstance(values, Tensor):
+            remedy = "; convert it with .float()" if values.shape == (count,) else ""
         raise InvalidScoresError(
             f"{_images(count)}: returned {_describe(values)}; a term must return torch.float32 of "
-            f"shape ({count},), one number per image, such as torch.tensor(scores)"
+            f"shape ({count},), one number per image{remedy}"
         )
     for index in (~torch.isfinite(values)).nonzero().flatten().tolist():
         raise InvalidScoresError(
@@ -289,9 +292,12 @@ def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> Parts | None:
             return _check_map(parts.detach().cpu(), values.detach().cpu())
     elif isinstance(parts, list | tuple) and len(parts) == len(values) and _are_pieces(parts):
         return _check_pieces(parts)
+    is_map = isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype != torch.float32
+    remedy = "; convert the map with .float()" if is_map else ""
     raise InvalidScoresError(
         f"{_images(len(values))}: parts are {_describe(parts)}; they must be a map, torch.float32 "
-        f"of shape ({len(values)}, rows, columns), or a tuple of rewards.Piece for each image"
+        f"of shape ({len(values)}, rows, columns), or a tuple of rewards.Piece for each "
+        f"image{remedy}"
     )
 
 

@@ -6,7 +6,9 @@ decoded, and a hanging term does not hang the run.
 
 from __future__ import annotations
 
+import os
 import queue
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +35,14 @@ _MOST_NAMED = 3
 """Largest number of prompts that a line names."""
 _LONGEST_SHOWN = 60
 """Characters shown of a prompt in a line."""
-_PACKAGE = str(Path(__file__).parent)
+_NOT_USERS = (
+    str(Path(__file__).parent) + os.sep,
+    sysconfig.get_path("stdlib") + os.sep,
+    "<frozen ",
+)
+"""Beginnings of the names of files that users did not write."""
+_SIGNS_OF_THREADS = ("main thread", "event loop in thread", "different thread", "same thread")
+"""Errors of what works only in the main thread, or in the one that made it."""
 
 _GRACE_SECONDS = 2.0
 """Added to a term's time limit, because terms that keep the limit themselves can explain more."""
@@ -404,16 +413,22 @@ def _score_group(
 
 
 def _place(error: BaseException) -> str:
-    """File and line of a user's program in which an error was raised; empty for libraries."""
+    """Last line of a user's program that led to an error; empty if only libraries did."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not frame.filename.startswith(_PACKAGE)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(_NOT_USERS)
     ]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
+    if any(sign in str(error) for sign in _SIGNS_OF_THREADS):
+        return (
+            "every term runs in a thread of its own, which has no signals and no event loop: limit "
+            f"its time by reward.terms.{term.name}.timeout_seconds instead of signal.alarm, run "
+            "coroutines with asyncio.run, and create in the call what belongs to one thread"
+        )
     if not is_out_of_memory(error):
         return f"fix the cause, or remove the term {term.name} from reward.terms"
     size, _, height, width = pixels.shape

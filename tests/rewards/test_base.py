@@ -96,10 +96,13 @@ def test_score_checked_refuses_what_are_no_notes(notes: object, message: str) ->
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([0.1, 0.2], "images 0 to 1: returned a list"),
+        ([0.1, 0.2], r"images 0 to 1: returned a list.*torch.tensor\(scores, dtype=torch.float32"),
         (torch.zeros(3), r"returned torch.float32 of shape \(3,\)"),
         (torch.zeros(2, 1), r"shape \(2, 1\)"),
-        (torch.zeros(2).half(), "torch.float16"),
+        (
+            torch.zeros(2).half(),
+            r"torch.float16 .* one number per image; convert it with .float\(\)",
+        ),
         (torch.tensor([0.0, torch.nan]), "^image 1: returned nan"),
         (torch.tensor([-torch.inf, 0.0]), "^image 0: returned -inf"),
     ],
@@ -134,7 +137,7 @@ def test_pieces_become_tuples_of_plain_numbers() -> None:
         (torch.ones(1, 2, 2), r"images 0 to 1: parts are .*shape \(1, 2, 2\)"),
         (torch.ones(2, 4), r"shape \(2, 4\)"),
         (torch.ones(2, 0, 4), r"shape \(2, 0, 4\)"),
-        (torch.ones(2, 2, 2).double(), "torch.float64"),
+        (torch.ones(2, 2, 2).double(), r"torch.float64 .*; convert the map with .float\(\)"),
         (torch.tensor([[[1.0]], [[torch.inf]]]), "image 1: a part .* not finite"),
         (torch.ones(2, 2, 2), "images 0 to 1: the mean of the parts is the score"),
         (np.ones((2, 2, 2)), "parts are a ndarray"),

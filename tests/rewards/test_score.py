@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -126,6 +128,28 @@ def test_scorer_does_not_ask_a_term_again_that_says_itself_what_failed() -> None
     assert caught.value.pictures is not None
     assert torch.equal(caught.value.pictures, pixels[0])
     assert calls == [2]
+
+
+def set_an_alarm(pixels: Tensor) -> Tensor:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return brightness(pixels)
+
+
+def await_a_score(pixels: Tensor) -> Tensor:
+    return asyncio.get_event_loop().run_until_complete(asyncio.sleep(0, brightness(pixels)))
+
+
+@pytest.mark.parametrize("function", [set_an_alarm, await_a_score])
+def test_what_works_only_in_the_main_thread_is_named_with_the_users_line(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    line = function.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError) as caught:
+        make_scorer([FakeReward("mine", function)], [1.0]).score([WITHOUT_TEXT], grey([1]))
+    message = str(caught.value)
+    assert f" (test_score.py, line {line}). " in message
+    assert "every term runs in a thread of its own" in message
+    assert "reward.terms.mine.timeout_seconds" in message
 
 
 # What a score is: test_base.py.
