@@ -12,7 +12,7 @@ from jaxtyping import Float32, UInt8
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rewards.options import LONGEST_WAIT, Options
+from rewards.options import LONGEST_WAIT, MayChange, Options
 from rewards.parts import Parts, Piece, Pieces, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 
@@ -87,7 +87,7 @@ class TermConfig(Options):
     std_floor: float = Field(default=1e-4, gt=0.0)
     """Smallest divisor when scores are standardised within a group (`normalize_then_sum`), in units
     of the score; a smaller spread counts as noise."""
-    timeout_seconds: float = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
+    timeout_seconds: MayChange[float] = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds to score one group of images; after that the run stops, with everything saved."""
     only: str = Field(default="*", min_length=1, max_length=200)
     """Glob over prompt ids, such as `poster-*`: apply the term only to these prompts, for instance

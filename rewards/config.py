@@ -22,7 +22,7 @@ from pydantic import (
 
 from rewards.base import TermConfig
 from rewards.canaries import PICTURE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
-from rewards.options import Options, problem_at
+from rewards.options import MayChange, Options, problem_at
 from rewards.reweigh import Mode
 from rewards.terms import KINDS
 from rewards.terms.custom import CustomConfig, ScoringFunction, name_function
@@ -177,17 +177,17 @@ class RewardConfig(Options):
     across steps."""
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null: not used."""
-    allow_untied: bool = False
+    allow_untied: MayChange[bool] = False
     """Allow a reward that uses only the image; the policy can then maximise it with a single image
     for every prompt."""
-    overlap: bool = True
+    overlap: MayChange[bool] = True
     """Score a group while the next one is being decoded."""
-    watch: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    watch: MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """Terms with weight 0 that reveal whether the policy games the others; see `on_hacking`."""
-    on_hacking: Literal["warn", "stop"] = "warn"
+    on_hacking: MayChange[Literal["warn", "stop"]] = "warn"
     """When a canary is outside the band of the untrained model for three steps in a row, or two
     evaluations: warn, or also save and stop."""
-    canary_margin: float = Field(default=6.0, gt=0.0)
+    canary_margin: MayChange[float] = Field(default=6.0, gt=0.0)
     """Half the width of that band, in standard errors of a step's mean."""
 
     def weights(self) -> dict[str, float]:

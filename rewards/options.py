@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -16,6 +17,7 @@ from pydantic import (
     Field,
     ValidationError,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 HIDDEN = "[hidden]"
@@ -32,6 +34,12 @@ LONGEST_WAIT = 1e6
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
+
+_Value = TypeVar("_Value")
+_MAY_CHANGE = "may change on resume"
+
+MayChange = Annotated[_Value, _MAY_CHANGE]
+"""Type of an option that leaves what is learned as it is, so that a resumed run may change it."""
 
 # Neither a shell nor YAML expands a tilde after a dotted key.
 PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
@@ -56,6 +64,23 @@ class Options(BaseModel):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def may_change(field: FieldInfo) -> bool:
+    """Whether a field is declared as `MayChange`."""
+    return _MAY_CHANGE in field.metadata
+
+
+def changeable_keys(options: Options, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of the options that are declared as `MayChange`, those of sections included."""
+    for name, field in type(options).model_fields.items():
+        key, value = f"{prefix}{field.alias or name}", getattr(options, name)
+        if may_change(field):
+            yield key
+        sections = value if isinstance(value, Mapping) else {"": value}
+        for inner, section in sections.items():
+            if isinstance(section, Options):
+                yield from changeable_keys(section, f"{key}.{inner}." if inner else f"{key}.")
 
 
 def problem_at(keys: tuple[str, ...], value: object, rule: str, remedy: str) -> ValidationError:

@@ -12,43 +12,8 @@ from yaml import YAMLError
 
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
+from rewards.options import changeable_keys
 from rewards.problems import NOT_GIVEN, describe_problems, find_problems
-
-_MAY_CHANGE_ON_RESUME = frozenset(
-    {
-        # Where output goes and what is kept.
-        "run_dir",
-        "trackers",
-        "train.resume",
-        "train.resume_with_changes",
-        "train.checkpoint_every",
-        "train.keep_checkpoints",
-        # Where the work is done and in what portions: the keys to change when memory runs out.
-        "offload",
-        "reward.overlap",
-        "rollout.batch_size",
-        "decode.batch_size",
-        "decode.vae_batch_size",
-        "decode.compile",
-        "model.compile",
-        "model.gradient_checkpointing",
-        "train.micro_batch_size",
-        # Where experience is collected. (The allowed policy age, in contrast, makes a different
-        # run.)
-        "async.collectors",
-        "async.address",
-        "async.cpus_per_collector",
-        "async.gpus_per_collector",
-        # Labels for people; the run does the same without them.
-        "run.name",
-        "run.notes",
-        "run.tags",
-        "reward.on_hacking",
-        "reward.canary_margin",
-        # Decides what is refused, not what is computed.
-        "reward.allow_untied",
-    }
-)
 
 
 def validate_config(values: object, *, is_stored: bool = False) -> Config:
@@ -98,14 +63,14 @@ def from_yaml(text: str) -> Config:
 def config_differences(stored: Config, given: Config) -> list[str]:
     """List the keys in which two configs differ, except those that may change on resume.
 
-    `train.steps` may change only under a constant learning rate: a cosine ends at the last step, so
-    another length changes the learning rate of every step. The same applies to
-    `anchor.final_weight`. The estimator of a KL with weight 0 may change, too.
+    Options declared as `MayChange` may. `train.steps` may change only under a constant learning
+    rate: a cosine ends at the last step, so another length changes the learning rate of every step.
+    The same applies to `anchor.final_weight`. The estimator of a KL with weight 0 may change, too.
 
     Returns:
         Dotted keys in alphabetical order; empty if the run may be resumed.
     """
-    may_change = set(_MAY_CHANGE_ON_RESUME)
+    may_change = {*changeable_keys(stored), *changeable_keys(given)}
     is_anchor_constant = all(each.anchor.final_weight is None for each in (stored, given))
     if stored.optim.schedule == given.optim.schedule == "constant" and is_anchor_constant:
         may_change.add("train.steps")

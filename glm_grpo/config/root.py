@@ -24,7 +24,7 @@ from glm_grpo.config.sections import (
     TrainSection,
 )
 from rewards.config import RewardConfig
-from rewards.options import RELATION, Options, PathText, problem_at
+from rewards.options import RELATION, MayChange, Options, PathText, problem_at
 from rewards.problems import Problem
 
 TrackerName = Literal[
@@ -77,13 +77,13 @@ class Config(Options):
     """Asynchronous collection through Ray; read only if `train.mode` is async."""
     eval: EvalSection
     """Evaluation on the held-out prompts."""
-    offload: Literal["none", "modules", "modules_and_optimizer"]
+    offload: MayChange[Literal["none", "modules", "modules_and_optimizer"]]
     """What to move to CPU memory while a phase does not need it."""
     run: RunSection = Field(default_factory=RunSection)
     """Name, notes and tags that describe the run to people."""
-    trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)]
+    trackers: MayChange[Annotated[tuple[TrackerName, ...], Field(strict=False)]]
     """Where to send metrics and evaluation prompts in addition to the run folder; may be empty."""
-    run_dir: PathText = Field(examples=["my-run"])
+    run_dir: MayChange[PathText] = Field(examples=["my-run"])
     """Folder of the run, shared by all its processes."""
 
     @property

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from glm_grpo.output import printable
 from glm_grpo.types import Normalization
-from rewards.options import LARGEST_INT, Options, PathText, problem_at
+from rewards.options import LARGEST_INT, MayChange, Options, PathText, problem_at
 
 _BetaCoefficient = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -61,12 +61,12 @@ class ModelSection(Options):
     start_from: PathText | None = Field(default=None, examples=["my-run"])
     """Run folder, or a checkpoint in one, whose trained weights initialise the policy and the
     reference; needs the same model and adapter. Absent: start from the original model."""
-    gradient_checkpointing: bool
+    gradient_checkpointing: MayChange[bool]
     """Recompute activations in the backward pass: saves memory, takes about a third more time."""
     quantization: Literal["nf4"] | None = None
     """Load the language model's matrices in 4 bits with bitsandbytes; only adapters can then be
     trained. Absent: load them in `dtype`."""
-    compile: bool = True
+    compile: MayChange[bool] = True
     """Compile the layers of the language model with Inductor on a CUDA device, for sampling and
     replay. The run first compares compiled and eager layers; if they differ by more than rounding,
     or compilation fails, it continues eagerly and reports this."""
@@ -95,7 +95,7 @@ class RolloutSection(Options):
     refill_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: MayChange[int | None] = Field(default=None, ge=1)
     """Images to sample at once, in whole groups; absent: all. Changes memory and speed, and the
     samples only by rounding."""
     height: int = Field(ge=16, le=_LONGEST_SIDE, examples=[1024])
@@ -133,22 +133,22 @@ class DecodeSection(Options):
     rollout_steps: int | None = Field(default=None, ge=1)
     """Denoising steps per training image, at most `decode.steps`; evaluations always use
     `decode.steps`. Absent: training uses `decode.steps` too."""
-    recheck_every: int = Field(default=10, ge=1)
+    recheck_every: MayChange[int] = Field(default=10, ge=1)
     """Training steps between rechecks, from step 1 on. A recheck also decodes some groups with all
     steps, to see whether fewer `rollout_steps` rank the images alike; it needs `rollout_steps`
     below `steps`."""
-    recheck_groups: int = Field(default=4, ge=1)
+    recheck_groups: MayChange[int] = Field(default=4, ge=1)
     """Prompts per recheck whose images are decoded with all steps, at most a step's prompts."""
-    min_rank_correlation: float = Field(default=0.9, ge=-1.0, le=1.0)
+    min_rank_correlation: MayChange[float] = Field(default=0.9, ge=-1.0, le=1.0)
     """Spearman correlation of the totals within groups below which a recheck warns."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: MayChange[int | None] = Field(default=None, ge=1)
     """Images of a group to decode at once; absent: the whole group. Changes memory and speed, not
     the images."""
-    vae_batch_size: int | None = Field(default=None, ge=1)
+    vae_batch_size: MayChange[int | None] = Field(default=None, ge=1)
     """How many of those images to pass through the VAE at once, rounded to a divisor of their
     number; absent: one image at a time, or two if they are 128 x 128. Changes memory and speed, not
     the images."""
-    compile: bool = True
+    compile: MayChange[bool] = True
     """Compile the networks with Inductor on a CUDA device, unless `quantization` is set. The first
     images of a run are also decoded eagerly; if they differ by more than rounding, or compilation
     fails, the run continues eagerly and reports this."""
@@ -221,23 +221,23 @@ class TrainSection(Options):
     minibatches_per_rollout: int = Field(default=1, ge=1, le=_MOST_IMAGES)
     """Number of parts that a rollout's prompts are split into, with one optimizer update each, so k
     of them make k updates per pass. Above 1, the later ones are off-policy."""
-    skip_flat: bool = False
+    skip_flat: MayChange[bool] = False
     """Skip the replay of images with advantage 0 if nothing but the advantage weighs them: the same
     gradient in less time."""
-    micro_batch_size: int = Field(ge=1)
+    micro_batch_size: MayChange[int] = Field(ge=1)
     """Images per forward and backward pass, at most prompts_per_step * group_size; the last pass
     may have fewer. Changes memory and speed, not the gradient."""
-    checkpoint_every: int = Field(ge=1)
+    checkpoint_every: MayChange[int] = Field(ge=1)
     """Training steps between checkpoints."""
-    keep_checkpoints: int = Field(ge=1)
+    keep_checkpoints: MayChange[int] = Field(ge=1)
     """Number of newest checkpoints to keep; the best one is kept in addition."""
-    eval_every: int = Field(ge=1)
+    eval_every: MayChange[int] = Field(ge=1)
     """Training steps between evaluations; one more runs before the first step and one after the
     last."""
-    resume: PathText | None = Field(default=None, examples=["auto"])
+    resume: MayChange[PathText | None] = Field(default=None, examples=["auto"])
     """`auto` (the run in run_dir, or in dated folders the newest unfinished run with these
     settings), a run folder, or a checkpoint in one; absent: start a new run."""
-    resume_with_changes: bool = False
+    resume_with_changes: MayChange[bool] = False
     """Resume even if the training prompts, the model or what a reward or loss reads is no longer
     what the run began with; the log and `run.notes` then say what changed. Other held-out prompts
     are always refused."""
@@ -251,19 +251,19 @@ class TrainSection(Options):
 class AsyncSection(Options):
     """Asynchronous collection through Ray; read only if `train.mode` is async."""
 
-    collectors: int = Field(default=2, ge=1)
+    collectors: MayChange[int] = Field(default=2, ge=1)
     """Processes that sample, decode and score, each with its own models."""
     max_policy_age: int = Field(default=1, ge=0)
     """Largest lag, in optimizer updates, of the sampling weights behind the trained ones; 0: the
     same results as a synchronous run."""
     push_every: int = Field(default=1, ge=1)
     """Optimizer updates between pushes of the weights to the collectors."""
-    address: str | None = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
+    address: MayChange[str | None] = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
     """Address of a running Ray cluster, `host:port` or `auto`; absent: start one on this
     machine."""
-    cpus_per_collector: int = Field(default=1, ge=1, le=4096)
+    cpus_per_collector: MayChange[int] = Field(default=1, ge=1, le=4096)
     """CPU cores that Ray reserves for each collector, and the number of threads it uses."""
-    gpus_per_collector: float = Field(default=0.0, ge=0.0, le=1024.0)
+    gpus_per_collector: MayChange[float] = Field(default=0.0, ge=0.0, le=1024.0)
     """Accelerators that Ray reserves for each collector: a fraction of one, or a whole number; 0:
     collectors compute on the CPU."""
 
@@ -340,10 +340,10 @@ _Tag = Annotated[str, Field(max_length=_LONGEST_TAG), AfterValidator(_check_line
 class RunSection(Options):
     """Description of the run for people; has no effect on training."""
 
-    name: _Line | None = None
+    name: MayChange[_Line | None] = None
     """Shown next to the folder in the gallery, comparisons and trackers; absent: only the folder is
     shown."""
-    notes: _Notes | None = None
+    notes: MayChange[_Notes | None] = None
     """Why the run exists and what to look for."""
-    tags: Annotated[tuple[_Tag, ...], Field(strict=False, max_length=_MOST_TAGS)] = ()
+    tags: MayChange[Annotated[tuple[_Tag, ...], Field(strict=False, max_length=_MOST_TAGS)]] = ()
     """Labels to share among several runs."""

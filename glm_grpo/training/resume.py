@@ -56,6 +56,7 @@ from glm_grpo.run.origin import (
 )
 from glm_grpo.run.tables import read_metrics, stored_steps
 from glm_grpo.training.distributed.processes import ALONE, Processes
+from rewards.options import changeable_keys
 
 logger = logging.getLogger(__name__)
 
@@ -292,7 +293,9 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
             kept = (notes or "")[: max(0, LONGEST_NOTES - len(note) - 1)]
             notes = "\n".join(filter(None, [kept, note]))[:LONGEST_NOTES]
     settings = _settings(config)
-    moved = {key: settings[key] for key in _compared_by_content(folder, config)}
+    # Where files and scorers are now, which evaluations read too.
+    found = (key for key in changeable_keys(config) if key.startswith(("reward.", "loss.")))
+    moved = {key: settings[key] for key in (*_compared_by_content(folder, config), *found)}
     # A run that is extended keeps its new length for the next resume.
     _update_config(folder, {**moved, "train.steps": config.train.steps, "run.notes": notes})
     # Last: after a kill before it, the change is noted again, not forgotten.

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
+from rewards.options import MayChange
 from rewards.terms.letters import place_score
 from rewards.terms.reading_orders import TextBox
 from rewards.terms.text_matching import BoxMatch, fold_text, match_boxes
@@ -77,7 +78,7 @@ class RapidOcrConfig(OcrConfig):
 
     engine: Literal["rapidocr"]
     """ONNX on the CPU, models in the wheel (Latin and Chinese script); needs no download."""
-    threads: int = Field(default=2, ge=1, le=1024)
+    threads: MayChange[int] = Field(default=2, ge=1, le=1024)
     """Images read at the same time, with one CPU thread each."""
     detection_side: int = Field(default=256, ge=64, le=16_384, multiple_of=32)
     """Pixels; images with a shorter side are enlarged to this before text detection. Time grows

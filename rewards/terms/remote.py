@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.messages import TOKEN_VARIABLE, Failure, ScoreAnswer, ScorerInfo, make_request
-from rewards.options import Url, Variable
+from rewards.options import MayChange, Url, Variable
 from rewards.types import Prompt, RewardError, Scores
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ class RemoteConfig(TermConfig):
 
     kind: Literal["remote"]
     """Class that scores."""
-    url: Url = Field(examples=["http://127.0.0.1:8700"])
+    url: MayChange[Url] = Field(examples=["http://127.0.0.1:8700"])
     """Address of `glm-grpo serve-reward`, such as http://scores.example:8700."""
-    token_variable: Variable | None = TOKEN_VARIABLE
+    token_variable: MayChange[Variable | None] = TOKEN_VARIABLE
     """Environment variable with the scorer's token; null, or an unset variable: send none."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """Parts of a prompt that the scorer uses: some of prompt, text, target, source; must equal what
     the scorer states. It is not asked about prompts without them."""
-    retries: int = Field(default=3, ge=0, le=1000)
+    retries: MayChange[int] = Field(default=3, ge=0, le=1000)
     """Further attempts after a broken connection or a response with status 429, 502, 503 or 504."""
 
     def needs(self) -> tuple[Need, ...]:

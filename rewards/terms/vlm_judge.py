@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.messages import encode_base64
-from rewards.options import LONGEST_WAIT, Url, Variable, problem_at
+from rewards.options import LONGEST_WAIT, MayChange, Url, Variable, problem_at
 from rewards.types import Prompt, RewardError, Scores, describe_error
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class VlmJudgeConfig(TermConfig):
 
     kind: Literal["vlm_judge"]
     """Class that scores."""
-    url: Url = Field(examples=["http://127.0.0.1:8000/v1"])
+    url: MayChange[Url] = Field(examples=["http://127.0.0.1:8000/v1"])
     """Base URL of the endpoint, such as http://127.0.0.1:8000/v1; /chat/completions is appended."""
     model: str = Field(min_length=1, examples=["Qwen/Qwen2.5-VL-7B-Instruct"])
     """Name of the model at the endpoint."""
@@ -53,14 +53,14 @@ class VlmJudgeConfig(TermConfig):
     """Lowest score the model may answer; becomes 0."""
     highest: int = Field(default=10, ge=-(10**6), le=10**6)
     """Highest score the model may answer; becomes 1."""
-    api_key_variable: Variable | None = None
+    api_key_variable: MayChange[Variable | None] = None
     """Environment variable with the API key; absent: send none."""
-    request_timeout_seconds: float = Field(default=60.0, gt=0.0, le=LONGEST_WAIT)
+    request_timeout_seconds: MayChange[float] = Field(default=60.0, gt=0.0, le=LONGEST_WAIT)
     """Time limit of one request in seconds, after which it is sent again."""
-    retries: int = Field(default=3, ge=0, le=1000)
+    retries: MayChange[int] = Field(default=3, ge=0, le=1000)
     """Further attempts after a timeout, a broken connection, or a response with status 429 or
     5xx."""
-    requests_at_once: int = Field(default=8, ge=1, le=1024)
+    requests_at_once: MayChange[int] = Field(default=8, ge=1, le=1024)
     """Largest number of concurrent requests."""
 
     @model_validator(mode="after")

@@ -83,6 +83,8 @@ MAY_CHANGE_ON_RESUME = {
         "train.resume_with_changes",
         "train.checkpoint_every",
         "train.keep_checkpoints",
+        "train.eval_every",
+        "train.skip_flat",
     ),
     *(
         "offload",
@@ -95,7 +97,17 @@ MAY_CHANGE_ON_RESUME = {
     *("model.gradient_checkpointing", "train.micro_batch_size"),
     *("async.collectors", "async.address"),
     *("async.cpus_per_collector", "async.gpus_per_collector"),
-    *("reward.on_hacking", "reward.canary_margin", "reward.allow_untied"),
+    *("reward.on_hacking", "reward.canary_margin", "reward.allow_untied", "reward.watch"),
+    *("decode.recheck_every", "decode.recheck_groups", "decode.min_rank_correlation"),
+    *("reward.terms.ssim.timeout_seconds", "reward.terms.ocr.threads"),
+    *(
+        f"reward.terms.vlm_judge.{name}"
+        for name in (
+            *("url", "api_key_variable", "request_timeout_seconds"),
+            *("retries", "requests_at_once"),
+        )
+    ),
+    *(f"reward.terms.remote.{name}" for name in ("url", "token_variable", "retries")),
 }
 
 ADAPTER = {"rank": 4, "alpha": 8.0}

@@ -321,6 +321,15 @@ def test_an_extended_run_keeps_its_new_length(project: Path) -> None:
     assert read_config(RunFolder(project / "run")).train.steps == 5
 
 
+def test_a_scorer_may_have_moved_and_is_then_found_by_evaluations(project: Path) -> None:
+    judge = "+reward.terms.vlm_judge={weight: 0.1, model: m, url: 'http://127.0.0.1:1/v1'}"
+    begin(judge)
+    resume(judge.replace(":1/", ":2/"), "+reward.terms.vlm_judge.retries=5")
+    after = flatten(read_config(RunFolder(project / "run")).model_dump())
+    assert after["reward.terms.vlm_judge.url"] == "http://127.0.0.1:2/v1"
+    assert after["reward.terms.vlm_judge.retries"] == 5
+
+
 def test_auto_resumes_the_run_that_began_last(project: Path) -> None:
     """The clock was put back by an hour between two runs."""
     for time, began in (("01-50-00", "00:50:00"), ("01-10-00", "01:10:00")):

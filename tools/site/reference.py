@@ -23,6 +23,7 @@ from glm_grpo.config.load import flatten
 from glm_grpo.config.losses import LOSSES, LossSettings
 from rewards.base import TermConfig
 from rewards.config import RewardConfig
+from rewards.options import may_change
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 
@@ -219,6 +220,8 @@ def _entry(
         for name, values in shown.items()
         if key in values and _value(values[key]) != _value(default)
     ]
+    if may_change(field):
+        facts.append("may change on resume")
     text = inspect.cleandoc(field.description or "")
     return [
         f"{heading} `{key}`\n",

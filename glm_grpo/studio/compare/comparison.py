@@ -24,6 +24,7 @@ from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.origin import Origin
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.run.summaries import Interval, gain_over_prompts
+from rewards.options import changeable_keys
 from rewards.problems import NOT_GIVEN
 from rewards.reweigh import Mode, combine
 
@@ -36,15 +37,8 @@ _EVALUATED_BY = ("eval.seed", "eval.samples_per_prompt")
 """Keys that must agree, and that `glm-grpo eval` can change."""
 _SAME_EVALUATION = (*_EVALUATED_BY, "rollout.height", "rollout.width", "data.sources")
 """Keys that must agree: with others, noise, number or sizes of the pictures differ."""
-_NOT_OF_THE_SCORE = frozenset(
-    {
-        *("weight", "when", "std_floor"),
-        *("timeout_seconds", "threads", "url"),
-        *("retries", "requests_at_once", "request_timeout_seconds"),
-        *("api_key_variable", "token_variable"),
-    }
-)
-"""Options of a term that leave its raw scores as they are."""
+_NOT_OF_THE_SCORE = frozenset({"weight", "when", "std_floor"})
+"""Options of a term that leave its raw scores as they are, beside those that may always change."""
 
 _SWEEP_FILE = "multirun.yaml"
 """Hydra's, beside the runs of a sweep."""
@@ -182,12 +176,14 @@ def _contents(origin: Origin) -> dict[str, str]:
 
 
 def _scoring(config: Config, name: str, contents: Mapping[str, str]) -> dict[str, Any]:
-    options = config.reward.terms[name].model_dump()
+    term = config.reward.terms[name]
+    options = term.model_dump()
     for key in options:
         content = contents.get(f"reward.terms.{name}.{key}")
         if content is not None:
             options[key] = f"{Path(options[key]).name} ({content})"
-    return {key: value for key, value in options.items() if key not in _NOT_OF_THE_SCORE}
+    others = _NOT_OF_THE_SCORE.union(changeable_keys(term))
+    return {key: value for key, value in options.items() if key not in others}
 
 
 def _sort_terms(runs: Sequence[EvaluatedRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:

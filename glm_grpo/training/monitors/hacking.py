@@ -96,14 +96,18 @@ class HackingMonitor:
             **_scores(evaluation.rewards, [*self._watch, *self._evaluated]),
         }
         self._bands = make_bands(values, evaluated=self._evaluated)
-        if unwatched := sorted(values.keys() - self._bands.keys()):
-            logger.warning(
-                "canaries not watched in this run: %s (each needs at least two held-out prompts to "
-                "which it applies; pixel_diversity needs eval.samples_per_prompt of 2 or more)",
-                ", ".join(unwatched),
-            )
+        self._warn_of_unwatched([*values])
         self._outside.clear()
         self._store()
+
+    def _warn_of_unwatched(self, names: Sequence[str]) -> None:
+        if unwatched := sorted({*names} - self._bands.keys()):
+            logger.warning(
+                "canaries not watched in this run: %s (each needs at least two held-out prompts to "
+                "which it applies, before the first step; pixel_diversity needs "
+                "eval.samples_per_prompt of 2 or more)",
+                ", ".join(unwatched),
+            )
 
     def _store(self) -> None:
         content = json.dumps({name: asdict(band) for name, band in self._bands.items()}, indent=1)
@@ -122,6 +126,7 @@ class HackingMonitor:
                 "untrained model; restore it from a copy, or start a new run without train.resume"
             )
         self._bands = bands
+        self._warn_of_unwatched(self._watch)
 
     def measure(
         self, step: int, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
@@ -165,7 +170,8 @@ class HackingMonitor:
         bands = {
             name: band
             for name, band in self._bands.items()
-            if band.is_of_evaluations == is_evaluation
+            # A resumed run may watch other terms than those that have a band.
+            if band.is_of_evaluations == is_evaluation and name in values
         }
         found = {each.name: each for each in find_departures(bands, values, self._margin)}
         enough = EVALUATIONS_IN_A_ROW if is_evaluation else STEPS_IN_A_ROW

@@ -195,6 +195,16 @@ def test_monitor_of_a_resumed_run_judges_as_before(monitor, make_monitor):
     assert reading == measure(monitor, changed, times=1)
 
 
+def test_a_resumed_run_may_watch_other_terms(monitor, make_monitor, caplog):
+    resumed = make_monitor(watch=["trained"])
+    resumed.restore()
+    # It has no band: the untrained model is gone.
+    assert "not watched in this run: trained (" in caplog.text
+    reading = measure(resumed, experience(UNTRAINED, table([9.0] * 4)))
+    assert reading.departures == ()
+    assert reading.metrics["canary/trained"] == 0.5
+
+
 def test_the_first_step_moves_the_bands_to_the_prompts_that_are_trained_on(monitor, make_monitor):
     # As after a warm start on these prompts: surer, and better.
     first = experience(grey(250, 240, 250, 240), table([0.9, 1.0, 0.9, 1.0]), entropy=0.2)
