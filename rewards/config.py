@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -25,7 +27,7 @@ from rewards.canaries import PICTURE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
 from rewards.options import MayChange, Options, problem_at
 from rewards.reweigh import Mode
 from rewards.terms import KINDS
-from rewards.terms.custom import CustomConfig, ScoringFunction, name_function
+from rewards.terms.custom import CustomConfig, ScoringFunction, find_folder, name_function
 from rewards.terms.ocr import OCR_ENGINES, OCR_EXACT, OcrConfig
 from rewards.types import RewardError
 
@@ -149,7 +151,9 @@ def with_functions(
     added: dict[str, object] = {}
     for name, function in functions.items():
         if function is not None:
-            identity = {"kind": "custom", "function": name_function(function, name)}
+            named = name_function(function, name)
+            folder = find_folder(named, [Path.cwd(), sys.path[0]])
+            identity = {"kind": "custom", "function": named, "folder": folder and str(folder)}
             added[name] = {**_options_of_custom(found.get(name)), **identity}
         elif name not in found:
             raise RewardError(

@@ -12,12 +12,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import Config, local_paths
-from glm_grpo.config.losses import CustomLoss
+from glm_grpo.config.paths import custom_functions
 from glm_grpo.data.prompts import PromptSource
 from glm_grpo.digests import digest, digest_files
 from glm_grpo.run.folder import storage_errors
 from glm_grpo.run.origin import Origin
-from rewards.terms.custom import CustomConfig, find_source
+from rewards.terms.custom import find_source
 
 _PACKAGES = (
     *("glm-grpo", "torch", "torchvision", "transformers", "diffusers", "peft", "accelerate"),
@@ -78,14 +78,10 @@ def _digest_files(config: Config) -> dict[str, str]:
 
 
 def _digest_code(config: Config) -> dict[str, str]:
-    functions = {
-        f"reward.terms.{name}.function": term.function
-        for name, term in config.reward.terms.items()
-        if isinstance(term, CustomConfig)
+    sources = {
+        f"{key}.function": find_source(options.function, options.folder)
+        for key, options in custom_functions(config).items()
     }
-    if isinstance(config.loss, CustomLoss):
-        functions["loss.function"] = config.loss.function
-    sources = {key: find_source(function) for key, function in functions.items()}
     return {key: digest(source) for key, source in sources.items() if source is not None}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from glm_grpo.config.load import validate_config
+from glm_grpo.config.paths import with_function_folders
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
 from rewards.problems import known_keys, nearest_keys
@@ -96,7 +98,11 @@ def resolve_config(composed: DictConfig) -> Config:
         )
     values = _without_missing(values)
     _leave_out_other_engines(values)
-    return validate_config(values)
+    # The script's own folder is where Python finds modules, too.
+    places: list[str | Path] = [Path.cwd(), sys.path[0]]
+    if HydraConfig.initialized():
+        places.insert(0, primary_folder())
+    return with_function_folders(validate_config(values), places)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from glm_grpo.errors import ConfigError
-from rewards.options import FunctionName, Options, problem_at
+from rewards.options import FunctionName, MayChange, Options, PathText, problem_at
 from rewards.terms.custom import load_function
 from rewards.types import RewardError
 
@@ -165,7 +165,10 @@ class CustomLoss(LossSettings):
     kind: Literal["custom"]
     """Kind of loss."""
     function: FunctionName
-    """`module:function`, importable from the folder in which the run starts."""
+    """`module:function`, in `folder` or installed."""
+    folder: MayChange[PathText | None] = None
+    """Folder of the module. null: the folder of the config if the module is there, otherwise the
+    working folder; a run stores what it found."""
 
     @property
     def weighs_no_more_than_kl(self) -> bool:
@@ -179,7 +182,7 @@ class CustomLoss(LossSettings):
             ConfigError: It cannot be imported.
         """
         try:
-            return load_function(self.function)
+            return load_function(self.function, self.folder)
         except RewardError as error:
             raise ConfigError(f"loss.function = {self.function}: {error}") from error
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from glm_grpo.config.load import flatten, set_key
+from glm_grpo.config.losses import CustomLoss
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import TINY
 from rewards.terms.clip_loading import resolve_path
+from rewards.terms.custom import CustomConfig, find_folder
 
 
 def local_paths(config: Config) -> dict[str, Path]:
@@ -37,6 +40,30 @@ def local_paths(config: Config) -> dict[str, Path]:
         usable += [each for each in folders.items() if each[1].is_dir()]
         found |= {f"reward.terms.{name}.{option}": path for option, path in usable}
     return {key: path.absolute() for key, path in found.items()}
+
+
+def custom_functions(config: Config) -> dict[str, CustomConfig | CustomLoss]:
+    """The terms, and the loss, that call a function of the user's, by dotted key."""
+    found: dict[str, CustomConfig | CustomLoss] = {
+        f"reward.terms.{name}": term
+        for name, term in config.reward.terms.items()
+        if isinstance(term, CustomConfig)
+    }
+    return found | ({"loss": config.loss} if isinstance(config.loss, CustomLoss) else {})
+
+
+def with_function_folders(config: Config, places: Sequence[str | Path]) -> Config:
+    """State where the user's functions are, so that other processes find them from any folder.
+
+    Args:
+        places: Folders to search for a module whose folder the config does not state.
+    """
+    values = config.model_dump(mode="json")
+    for key, options in custom_functions(config).items():
+        given = [] if options.folder is None else [options.folder]
+        found = find_folder(options.function, given or places)
+        set_key(values, f"{key}.folder", str(found) if found else options.folder)
+    return Config.model_validate(values)
 
 
 def with_absolute_paths(config: Config) -> Config:

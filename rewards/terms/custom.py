@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import Need, Reward, TermConfig, has_needs
-from rewards.options import FunctionName
+from rewards.options import FunctionName, MayChange, PathText
 from rewards.process_defaults import defaults_kept
 from rewards.types import Prompt, RewardError, describe_error
 
@@ -39,10 +39,13 @@ class CustomConfig(TermConfig):
     kind: Literal["custom"]
     """Class that scores."""
     function: FunctionName
-    """`module:function`, importable from the folder in which the run starts. It gets a list of N
-    prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N], or
+    """`module:function`, in `folder` or installed. It gets a list of N prompts and images
+    UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N], or
     `rewards.Scores(numbers, parts=maps)`, whose maps, Float32 [N, rows, columns], say which part
     of each number each place of the image earned."""
+    folder: MayChange[PathText | None] = None
+    """Folder of the module. null: the folder of the config if the module is there, otherwise the
+    working folder; a run stores what it found."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not
     called for prompts without them."""
@@ -53,12 +56,12 @@ class CustomConfig(TermConfig):
 
     def check(self) -> None:
         """See `TermConfig`."""
-        _load_scoring_function(self.function)
+        _load_scoring_function(self.function, self.folder)
 
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device
-        return CustomReward(self.function, needs=self.needs())
+        return CustomReward(self.function, needs=self.needs(), folder=self.folder)
 
     def memory_bytes(self) -> int:
         """0, because it is unknown what the function loads."""
@@ -68,14 +71,12 @@ class CustomConfig(TermConfig):
 class CustomReward:
     """Result of the user's function, higher is better; range, device and memory are up to it.
 
-    The module is searched for in the working directory first, then on Python's path.
-
     Raises:
         RewardError: The module cannot be imported, or has no such function.
     """
 
-    def __init__(self, function: str, *, needs: Sequence[Need]) -> None:
-        self._function = _load_scoring_function(function)
+    def __init__(self, function: str, *, needs: Sequence[Need], folder: str | None = None) -> None:
+        self._function = _load_scoring_function(function, folder)
         self._needs = tuple(needs)
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -105,6 +106,9 @@ def _copy(prompt: Prompt) -> Prompt:
 _GIVEN: dict[str, ScoringFunction] = {}
 """Functions given from Python, by the names that configs have for them."""
 
+_NOT_IN_FOLDERS = frozenset({"__main__", "glm_grpo", "rewards"})
+"""Modules that a folder of the user's cannot have."""
+
 
 def name_function(function: ScoringFunction, term: str) -> str:
     """Name a function as `module:function`, by which `load_function` finds it in this process.
@@ -120,13 +124,29 @@ def name_function(function: ScoringFunction, term: str) -> str:
     return name
 
 
-def load_function(name: str) -> ScoringFunction:
+def find_folder(name: str, places: Iterable[str | Path | None]) -> Path | None:
+    """The first of some folders that has the module of `module:function`; None if none has it."""
+    module = name.partition(":")[0]
+    folders = (Path(place).absolute() for place in places if place)
+    return next((each for each in folders if _file_in(each, module) is not None), None)
+
+
+def _file_in(folder: Path, module: str) -> Path | None:
+    if module.partition(".")[0] in _NOT_IN_FOLDERS:
+        return None
+    path = folder.joinpath(*module.split("."))
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    return next(filter(Path.is_file, files), None)
+
+
+def load_function(name: str, folder: str | None = None) -> ScoringFunction:
     """Import `module:function`, unless `name_function` knows it.
 
     Defaults of the process that the module changes, such as torch's default dtype, are restored.
 
-    The module can import its neighbours in the working directory only while it is imported; imports
-    inside its functions find installed and already imported modules.
+    The module is searched for in the folder, in the working folder, and on Python's path. It can
+    import its neighbours only while it is imported; imports inside its functions find installed
+    and already imported modules.
 
     Raises:
         RewardError: The module cannot be imported, or has no such function.
@@ -134,8 +154,7 @@ def load_function(name: str) -> ScoringFunction:
     if name in _GIVEN:
         return _GIVEN[name]
     module_name, _, function_name = name.partition(":")
-    folder = str(Path.cwd())
-    module = _import(module_name, name, folder)
+    module = _import(module_name, name, _folder_or_here(name, folder))
     try:
         function: ScoringFunction = getattr(module, function_name)
     except AttributeError as error:
@@ -152,7 +171,7 @@ def load_function(name: str) -> ScoringFunction:
     return function
 
 
-def find_source(name: str) -> bytes | None:
+def find_source(name: str, folder: str | None = None) -> bytes | None:
     """Source of a custom function: its module, or its own if a script or notebook defines it.
 
     Only the packages around the module are run.
@@ -171,20 +190,24 @@ def find_source(name: str) -> bytes | None:
         return None
     spec = None
     # A user's package may raise anything during import, which is reported elsewhere.
-    with _importable(module_name, str(Path.cwd())), contextlib.suppress(Exception):
+    with _importable(module_name, _folder_or_here(name, folder)), contextlib.suppress(Exception):
         spec = importlib.util.find_spec(module_name)
     if spec is None or not str(spec.origin).endswith(".py"):
         return None
     return Path(str(spec.origin)).read_bytes()
 
 
-def _load_scoring_function(name: str) -> ScoringFunction:
+def _folder_or_here(name: str, folder: str | None) -> Path:
+    return find_folder(name, [folder, Path.cwd()]) or Path.cwd()
+
+
+def _load_scoring_function(name: str, folder: str | None) -> ScoringFunction:
     """Import a function of prompts and pictures.
 
     Raises:
         RewardError: As for `load_function`, or it is no function of two arguments.
     """
-    function = load_function(name)
+    function = load_function(name, folder)
     # Some callables of C have no signature, which is a ValueError.
     with contextlib.suppress(ValueError):
         try:
@@ -197,23 +220,31 @@ def _load_scoring_function(name: str) -> ScoringFunction:
     return function
 
 
-def _import(module_name: str, name: str, folder: str) -> ModuleType:
+def _import(module_name: str, name: str, folder: Path) -> ModuleType:
     try:
         with _importable(module_name, folder):
-            return importlib.import_module(module_name)
+            module = importlib.import_module(module_name)
     # A user's module may raise anything during import.
     except Exception as error:
         raise RewardError(
             f"custom function {name!r}: the module {module_name} cannot be imported "
-            f"({describe_error(error)}). It must be in {folder}, where the run was "
-            "started, or installed, with all that it imports itself"
+            f"({describe_error(error)}). It must be beside the config, in the working folder "
+            f"({Path.cwd()}), in the `folder` that the config has beside `function`, or installed, "
+            "with all that it imports itself"
         ) from error
+    there, loaded = _file_in(folder, module_name), Path(getattr(module, "__file__", None) or "")
+    if there is not None and loaded.is_file() and there.read_bytes() != loaded.read_bytes():
+        raise RewardError(
+            f"custom function {name!r}: {there} cannot be imported, because this process has "
+            f"another module {module_name}, {loaded}; rename yours, or start another process"
+        )
+    return module
 
 
 @contextlib.contextmanager
-def _importable(module_name: str, folder: str) -> Iterator[None]:
+def _importable(module_name: str, folder: Path) -> Iterator[None]:
     # The glm-grpo script has its own folder on the path where `python` has the working directory.
-    sys.path.insert(0, folder)
+    sys.path.insert(0, str(folder))
     # Finders cache a folder's contents; the module may be newer.
     importlib.invalidate_caches()
     try:
@@ -221,4 +252,4 @@ def _importable(module_name: str, folder: str) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(ValueError):  # the module removed it itself
-            sys.path.remove(folder)
+            sys.path.remove(str(folder))

@@ -11,6 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 
 from glm_grpo.config import (
     compose_config,
+    flatten,
+    from_yaml,
     parse_override,
     shell_override,
     to_yaml,
@@ -142,6 +144,30 @@ def test_a_folder_of_ones_own_builds_on_the_package_and_wins_over_it(
     # Beside it, so that it goes for `clipped`; its own base is of the package.
     assert config.loss.clip_high == 0.5
     assert compose_config(Path("own"), "tiny").train.steps == 40
+
+
+@pytest.mark.parametrize("place", ["my-run", "."])
+def test_the_folder_of_a_function_is_found_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "my-run").mkdir()
+    (tmp_path / "my-run/config.yaml").write_text(
+        "defaults: [tiny, {override loss: custom}, _self_]\n"
+        "loss: {function: 'mine.losses:loss'}\n"
+        "reward: {terms: {mine: {kind: custom, weight: 1.0, function: 'my_rewards:score'}}}\n"
+    )
+    (tmp_path / place / "mine").mkdir()
+    for name in ("my_rewards.py", "mine/losses.py"):
+        (tmp_path / place / name).touch()
+    # Beside the config, rather than where the run is started.
+    (tmp_path / "my_rewards.py").touch()
+    monkeypatch.chdir(tmp_path)
+    config = compose_config(Path("my-run"), None)
+    monkeypatch.chdir("/")
+    for each in (config, from_yaml(to_yaml(config))):
+        values = flatten(each.model_dump())
+        assert values["reward.terms.mine.folder"] == str((tmp_path / place).resolve())
+        assert values["loss.folder"] == str((tmp_path / place).resolve())
 
 
 def test_resuming_takes_the_runs_own_config_unless_another_is_named(tmp_path: Path) -> None:

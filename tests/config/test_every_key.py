@@ -51,14 +51,14 @@ reward:
                 requests_at_once: 1}
     remote: {url: 'https://scores.example', token_variable: SCORES_TOKEN,
              needs_of_prompt: [target], retries: 0}
-    custom: {function: 'scores:contrast', needs_of_prompt: []}
+    custom: {function: 'scores:contrast', folder: /mine, needs_of_prompt: []}
 advantage: {normalization: batch_std, std_floor: 0.5, clip: null, credit: image, later: 0.6}
 loss: {kl_coef: 0.0, kl_estimator: k3, kl_placement: reward, kl_behaviour_coef: 0.1,
        reference_sync_every: 5, reference_mix: 1.0, entropy_coef: 0.01,
        top_entropy_quantile: 1.0, kind: cispo, clip_low: 0.1, clip_high: 0.28, ratio_cap: 4.0,
        ratio_level: sequence, tau_positive: 2.0, tau_negative: 2.0, log_clip: 0.1,
-       function: 'mine:other', importance_weights: none, max_importance_ratio: 1.0,
-       min_importance_ratio: 0.5}
+       function: 'mine:other', folder: /mine, importance_weights: none,
+       max_importance_ratio: 1.0, min_importance_ratio: 0.5}
 anchor: {weight: 0.1, final_weight: 0.2, preview: encode}
 optim: {learning_rate: 10.0, schedule: constant, warmup_steps: 0, weight_decay: 0.1,
         betas: [0.0, 0.999], epsilon: 1.0e-15, max_grad_norm: 0.1}
@@ -108,10 +108,12 @@ MAY_CHANGE_ON_RESUME = {
         )
     ),
     *(f"reward.terms.remote.{name}" for name in ("url", "token_variable", "retries")),
+    *("reward.terms.custom.folder", "loss.folder"),
 }
 
 ADAPTER = {"rank": 4, "alpha": 8.0}
 KL = {"kl_coef": 0.02, "kl_estimator": None, "kl_placement": "loss", "kl_behaviour_coef": 0.0}
+CUSTOM = {"loss": {"kind": "custom", "function": "mine:loss", **KL}}
 SAPO = {"loss": {"kind": "sapo", **KL}}
 EASYOCR = {"reward.terms.ocr": {"kind": "ocr", "engine": "easyocr", "weight": 0.3}}
 
@@ -128,7 +130,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "loss.tau_positive": SAPO,
     "loss.tau_negative": SAPO,
     "loss.log_clip": {"loss": {"kind": "gmpo", **KL}, "advantage.credit": "image"},
-    "loss.function": {"loss": {"kind": "custom", "function": "mine:loss", **KL}},
+    "loss.function": CUSTOM,
+    "loss.folder": CUSTOM,
     "loss.min_importance_ratio": {"loss.importance_weights": "mask"},
 }
 """What else is set."""

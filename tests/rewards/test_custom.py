@@ -50,6 +50,7 @@ def test_a_function_given_from_python_is_found_by_the_name_of_its_term():
     reward = RewardConfig.model_validate(with_functions(config, {"dark": score}))
     assert reward.weights() == {"dark": 0.5}
     assert reward.terms["dark"].function == f"{__name__}:score"
+    assert reward.terms["dark"].folder == str(Path(__file__).parents[2])
     assert load_function(f"{__name__}:dark") is dark
 
 
@@ -142,10 +143,35 @@ def test_importing_a_module_changes_no_default_of_the_process(
     assert record.getMessage().startswith(f"importing {name} changed torch.get_default_dtype() ")
 
 
+def test_custom_module_is_found_in_its_folder_from_any_other(
+    write_module: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbour = write_module("def score(prompts, pixels):\n    return 'found'\n")
+    name = write_module(f"from {neighbour} import score\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    function = f"{name}:score"
+    with pytest.raises(RewardError, match=f"working folder .{tmp_path}/elsewhere."):
+        load_function(function)
+    reward = CustomReward(function, needs=(), folder=str(tmp_path))
+    assert reward.score([DOG], PIXELS[:1]) == "found"
+
+
+def test_custom_module_of_the_name_of_another_one_is_refused(
+    write_module: Write, tmp_path: Path
+) -> None:
+    name = write_module("def score(prompts, pixels): return 1\n")
+    load_function(f"{name}:score")
+    (tmp_path / "second").mkdir()
+    (tmp_path / f"second/{name}.py").write_text("def score(prompts, pixels): return 2\n")
+    with pytest.raises(RewardError, match=f"second/{name}.py .* another module .*rename yours"):
+        load_function(f"{name}:score", str(tmp_path / "second"))
+
+
 @pytest.mark.parametrize(
     ("source", "function", "error"),
     [
-        ("", "no_such_module_here:score", "ModuleNotFoundError: .*, where the run was started"),
+        ("", "no_such_module_here:score", "ModuleNotFoundError: .*beside the config"),
         ("import no_such_library", "{}:score", "named 'no_such_library'"),
         ("1 / 0", "{}:score", "ZeroDivisionError: division by zero"),
         ("def scores(p, x): ...", "{}:score", r"user_0.py has no score; did you mean scores\?"),

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from PIL import Image
 from glm_grpo.builders.origin import describe_origin
 from glm_grpo.commands.evaluate import _changes_since
 from glm_grpo.config import Config, compose_config, flatten, with_absolute_paths
+from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import CheckpointError
 from glm_grpo.run.checkpoints import save_checkpoint
@@ -50,8 +52,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@functools.cache
 def compose(*overrides: str) -> Config:
+    # Where the functions are found depends on the working folder.
+    return _compose(Path.cwd(), *overrides)
+
+
+@functools.cache
+def _compose(_: Path, *overrides: str) -> Config:
     return compose_config(
         CONFIGS,
         "tiny",
@@ -224,6 +231,23 @@ def test_a_run_keeps_where_its_files_are(project: Path) -> None:
         assert stored[key] == str(project / path)
     # A tag that open_clip knows.
     assert stored["reward.terms.clip_score.clip_model"] == "ViT-L-14-quickgelu"
+
+
+def test_the_functions_of_a_run_are_found_from_any_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin()
+    (project / "elsewhere").mkdir()
+    monkeypatch.chdir(project / "elsewhere")
+    config = read_config(RunFolder(project / "run"))
+    for module in ("scorer", "objective"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    config.reward.terms["mine"].check()
+    assert isinstance(config.loss, CustomLoss)
+    config.loss.load()
+    stored = read_origin(RunFolder(project / "run"))
+    assert stored is not None
+    assert describe(config).code == stored.code
 
 
 def test_files_may_be_moved_but_not_exchanged(
