@@ -115,6 +115,14 @@ class TermConfig(Options):
             RewardError: One cannot be used.
         """
 
+    def scorer(self) -> str | None:
+        """Identity of what scores in another process, to notice an exchange; None: nothing does.
+
+        Raises:
+            RewardError: It does not answer.
+        """
+        return None
+
     @abstractmethod
     def build(self, device: torch.device) -> Reward:
         """Build the term. Its libraries are imported here, since most configs use few terms.

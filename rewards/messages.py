@@ -106,11 +106,18 @@ class _Answer(BaseModel):
 
 
 class ScorerInfo(_Answer):
-    """A scorer's description of itself: a name for errors, and the parts of a prompt it uses."""
+    """A scorer's description of itself.
+
+    Attributes:
+        name: Name for errors.
+        needs: Parts of a prompt that it uses.
+        digest: Another one for a scorer with other options or code; may be empty.
+    """
 
     protocol: Literal[1]
     name: str
     needs: tuple[Need, ...]
+    digest: str = ""
 
 
 class ScoreAnswer(_Answer):

@@ -10,6 +10,7 @@ encryption.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import ipaddress
 import json
 import logging
@@ -26,6 +27,8 @@ from rewards.base import TermConfig
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.messages import TOKEN_VARIABLE, ScorerInfo
+from rewards.options import changeable_keys
+from rewards.terms.custom import CustomConfig, find_sources
 from rewards.types import RewardError
 
 LOOPBACK = "127.0.0.1"
@@ -67,7 +70,7 @@ def serve(
 
     given = _read_token(host)
     token = given or secrets.token_urlsafe()
-    info = ScorerInfo(protocol=1, name=name, needs=tuple(term.needs()))
+    info = ScorerInfo(protocol=1, name=name, needs=tuple(term.needs()), digest=_digest(term))
     app = make_app(build_reward(term, device), info, token=token)
     try:
         listener, url = listen(host, port)
@@ -84,6 +87,15 @@ def serve(
     announce(url)
     with suppress(KeyboardInterrupt):
         make_server(app).run([listener])
+
+
+def _digest(term: TermConfig) -> str:
+    """Digest of the options that scores depend on, and of the code of a custom function."""
+    others = {"weight", "std_floor", "only", "when", *changeable_keys(term)}
+    options = term.model_dump(mode="json", exclude=others, exclude_defaults=True)
+    sources = find_sources(term.function, term.folder) if isinstance(term, CustomConfig) else {}
+    content = json.dumps(options, sort_keys=True).encode() + b"".join(sources.values())
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _read_token(host: str) -> str | None:

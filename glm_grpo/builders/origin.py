@@ -17,7 +17,7 @@ from glm_grpo.data.prompts import PromptSource
 from glm_grpo.digests import digest, digest_files
 from glm_grpo.run.folder import storage_errors
 from glm_grpo.run.origin import Origin
-from rewards.terms.custom import find_source
+from rewards.terms.custom import find_sources
 
 _PACKAGES = (
     *("glm-grpo", "torch", "torchvision", "transformers", "diffusers", "peft", "accelerate"),
@@ -42,6 +42,7 @@ def describe_origin(
 
     Raises:
         StorageError: A file cannot be read.
+        RewardError: A scorer in another process does not answer.
     """
     return Origin(
         began=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -49,6 +50,7 @@ def describe_origin(
         training={} if training is None else _digest_prompts(training),
         files=_digest_files(config),
         code=_digest_code(config),
+        scorers=_find_scorers(config),
         versions=_find_versions(),
     )
 
@@ -78,11 +80,20 @@ def _digest_files(config: Config) -> dict[str, str]:
 
 
 def _digest_code(config: Config) -> dict[str, str]:
-    sources = {
-        f"{key}.function": find_source(options.function, options.folder)
-        for key, options in custom_functions(config).items()
+    digests = {}
+    for key, options in custom_functions(config).items():
+        sources = find_sources(options.function, options.folder)
+        for place, (module, source) in enumerate(sources.items()):
+            # As runs of earlier versions named the only module that they looked at.
+            digests[f"{key}.function" + (f"/{module}" if place else "")] = digest(source)
+    return digests
+
+
+def _find_scorers(config: Config) -> dict[str, str]:
+    found = {
+        f"reward.terms.{name}.url": term.scorer() for name, term in config.reward.terms.items()
     }
-    return {key: digest(source) for key, source in sources.items() if source is not None}
+    return {key: scorer for key, scorer in found.items() if scorer is not None}
 
 
 def _find_versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
@@ -32,8 +32,10 @@ class Origin:
         training: Likewise for the training prompts, in their order.
         files: Digest of the model, of the checkpoint that the run starts from, and of each file
             that a term reads, by config key.
-        code: Digest of the source of each custom function, by config key.
+        code: Digest of the source of each custom function, by config key; of further modules that
+            it is made of, by `KEY/MODULE`.
         versions: Version by name of the installed package.
+        scorers: Name and digest of each scorer in another process, by the key of its address.
         devices: What the run was last trained on, such as `2 x NVIDIA H100 80GB HBM3`.
         changed: Keys of the model and of terms whose files or code changed while the run was
             stopped, so that its evaluations were made or scored in different ways.
@@ -45,15 +47,18 @@ class Origin:
     files: Digests
     code: Digests
     versions: Mapping[str, str]
+    scorers: Mapping[str, str] = field(default_factory=dict)
     devices: str = ""
     changed: tuple[str, ...] = ()
 
     def changed_in(self, later: Origin) -> tuple[str, ...]:
         """Keys of `changed` if the run continues with what `later` describes."""
         keys = changed_keys(self.files, later.files) + changed_keys(self.code, later.code)
+        keys += changed_keys(self.scorers, later.scorers)
         # Not of what is only learnt from, such as the loss.
         scoring = [key for key in keys if key.startswith(("model.path", "reward.terms."))]
-        return tuple(dict.fromkeys([*self.changed, *scoring]))
+        named = (key.partition("/")[0] for key in scoring)
+        return tuple(dict.fromkeys([*self.changed, *named]))
 
 
 def write_origin(folder: RunFolder, origin: Origin) -> None:
@@ -110,12 +115,19 @@ def describe_changes(before: Origin, after: Origin, settings: Mapping[str, objec
     """
     training = changed_prompts(before.training, after.training)
     changes = [f"data.path = {settings['data.path']}: {training}"] if training else []
-    kinds = (("other files", before.files, after.files), ("other code", before.code, after.code))
-    return changes + [
-        f"{key} = {settings[key]}: {what}"
-        for what, old, new in kinds
-        for key in changed_keys(old, new)
+    files = [
+        f"{key} = {settings[key]}: other files" for key in changed_keys(before.files, after.files)
     ]
+    code = []
+    for each in changed_keys(before.code, after.code):
+        key, _, module = each.partition("/")
+        place = f" in {module}" if module else ""
+        code.append(f"{key} = {settings[key]}: other code{place}")
+    scorers = [
+        f"{key} = {settings[key]}: the scorer {after.scorers[key]} instead of {before.scorers[key]}"
+        for key in changed_keys(before.scorers, after.scorers)
+    ]
+    return changes + files + code + scorers
 
 
 def describe_mixed_scores(folder: RunFolder) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import functools
@@ -134,7 +135,11 @@ def find_folder(name: str, places: Iterable[str | Path | None]) -> Path | None:
 def _file_in(folder: Path, module: str) -> Path | None:
     if module.partition(".")[0] in _NOT_IN_FOLDERS:
         return None
-    path = folder.joinpath(*module.split("."))
+    return _file_below(folder, module.split("."))
+
+
+def _file_below(folder: Path, names: Sequence[str]) -> Path | None:
+    path = folder.joinpath(*names)
     files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
     return next(filter(Path.is_file, files), None)
 
@@ -171,13 +176,15 @@ def load_function(name: str, folder: str | None = None) -> ScoringFunction:
     return function
 
 
-def find_source(name: str, folder: str | None = None) -> bytes | None:
-    """Source of a custom function: its module, or its own if a script or notebook defines it.
+def find_sources(name: str, folder: str | None = None) -> dict[str, bytes]:
+    """Sources by module that a custom function is made of.
 
-    Only the packages around the module are run.
+    The module that the name states comes first; then that which defines the function, and what
+    these import from their own package or folder, inside functions too. Of a function of a script
+    or notebook, only its own source.
 
     Returns:
-        None if there is no source, as for a function of a compiled module.
+        Empty if there is no source, as for a function of a compiled module.
     """
     module_name, function = name.partition(":")[0], _GIVEN.get(name)
     while isinstance(function, functools.partial):
@@ -186,15 +193,60 @@ def find_source(name: str, folder: str | None = None) -> bytes | None:
     if module_name == "__main__":
         # A script also holds the settings of the run; a notebook has no file.
         with contextlib.suppress(OSError, TypeError):
-            return inspect.getsource(function or load_function(name)).encode()
+            source = inspect.getsource(function or load_function(name))
+            return {module_name: source.encode()}
+        return {}
+    place = _folder_or_here(name, folder)
+    if function is None:
+        # What cannot be imported is reported elsewhere.
+        with contextlib.suppress(RewardError):
+            function = load_function(name, folder)
+    return _read_modules([module_name, getattr(function, "__module__", module_name)], place)
+
+
+def _read_modules(names: list[str], place: Path) -> dict[str, bytes]:
+    """Read modules, and those of their packages, or of the folder, that they import."""
+    found: dict[str, bytes] = {}
+    while names:
+        name = names.pop(0)
+        file = _file_in(place, name) or _file_on_path(name)
+        if name in found or file is None:
+            continue
+        found[name] = file.read_bytes()
+        top = name.partition(".")[0]
+        if top not in _NOT_IN_FOLDERS:
+            parent = name.rpartition(".")[0]
+            imported = _imports_of(found[name], name if file.name == "__init__.py" else parent)
+            names += [
+                each
+                for each in filter(None, (parent, *imported))
+                if each.partition(".")[0] == top or _file_in(place, each)
+            ]
+    return found
+
+
+def _file_on_path(module: str) -> Path | None:
+    names, spec = module.split("."), None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(names[0])
+    if spec is None:
         return None
-    spec = None
-    # A user's package may raise anything during import, which is reported elsewhere.
-    with _importable(module_name, _folder_or_here(name, folder)), contextlib.suppress(Exception):
-        spec = importlib.util.find_spec(module_name)
-    if spec is None or not str(spec.origin).endswith(".py"):
-        return None
-    return Path(str(spec.origin)).read_bytes()
+    first = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
+    return _file_below(Path(first).parent, names)
+
+
+def _imports_of(source: bytes, package: str) -> Iterator[str]:
+    """Names in the import statements of a module; some may be those of functions."""
+    # Such a module cannot be imported.
+    with contextlib.suppress(SyntaxError, ValueError, ImportError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                relative = f"{'.' * node.level}{node.module or ''}"
+                base = importlib.util.resolve_name(relative, package)
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _folder_or_here(name: str, folder: str | None) -> Path:

@@ -44,9 +44,17 @@ class RemoteConfig(TermConfig):
         """The needs stated in the config."""
         return self.needs_of_prompt
 
+    def scorer(self) -> str:
+        """Name and digest of the scorer that answers now."""
+        info = self._connect().info
+        return f"{info.name} ({info.digest})" if info.digest else info.name
+
     def build(self, device: torch.device) -> Reward:
         """See `TermConfig`."""
         del device
+        return self._connect()
+
+    def _connect(self) -> RemoteReward:
         # httpx takes a tenth of a second to import, which other configs should not wait for.
         from rewards.http_client import HttpClient, read_key  # noqa: PLC0415
 
@@ -81,7 +89,7 @@ class RemoteReward:
     def __init__(self, client: HttpClient, needs: Sequence[Need]) -> None:
         self._client = client
         self._needs = frozenset(needs)
-        info = self._ask("/info", None, ScorerInfo)
+        self.info = info = self._ask("/info", None, ScorerInfo)
         if frozenset(info.needs) != self._needs:
             raise RewardError(
                 f"the scorer {info.name} at {client.url} uses {_list(info.needs)}, but the config "

@@ -14,7 +14,7 @@ from rewards.base import score_checked
 from rewards.config import RewardConfig, with_functions
 from rewards.parts import Grid, parts_on_grid
 from rewards.score import Scorer, Term
-from rewards.terms.custom import CustomReward, find_source, load_function, name_function
+from rewards.terms.custom import CustomReward, find_sources, load_function, name_function
 from rewards.types import Prompt, RewardError, RewardTable
 
 DOG = Prompt("dog", "a dog")
@@ -195,9 +195,46 @@ def test_the_source_of_a_function_is_that_of_its_module(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/parts.py").write_text("K = 1")
     monkeypatch.chdir(tmp_path)
-    assert find_source("mine.parts:f") == b"K = 1"
+    assert find_sources("mine.parts:f") == {"mine.parts": b"K = 1"}
     (tmp_path / "mine/parts.py").write_text("K = 2")
-    assert find_source("mine.parts:f") == b"K = 2"
+    assert find_sources("mine.parts:f") == {"mine.parts": b"K = 2"}
+
+
+def test_the_sources_of_a_function_are_those_that_its_package_and_folder_have(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "package_of_a_user/__init__.py": "from .impl import score\n",
+        "package_of_a_user/impl.py": (
+            "import json, torch\n"
+            "from . import scale\n"
+            "def score(prompts, pixels):\n"
+            "    from neighbour_of_a_user import shift\n"
+        ),
+        "package_of_a_user/scale.py": "FACTOR = 2\n",
+        "package_of_a_user/unused.py": "FACTOR = 3\n",
+        "neighbour_of_a_user.py": "def shift(): ...\n",
+        "unused_of_a_user.py": "",
+        "json_of_a_user.py": "",
+    }
+    (tmp_path / "package_of_a_user").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    found = find_sources("package_of_a_user:score", str(tmp_path))
+    assert [*found] == [
+        "package_of_a_user",
+        "package_of_a_user.impl",
+        "package_of_a_user.scale",
+        "neighbour_of_a_user",
+    ]
+    assert found["package_of_a_user.scale"] == b"FACTOR = 2\n"
+    # A function may be named where it is only imported.
+    (tmp_path / "names_of_a_user.py").write_text("from package_of_a_user import score as mine\n")
+    assert {*found} < {*find_sources("names_of_a_user:mine", str(tmp_path))}
+
+
+def test_the_source_of_a_function_of_the_package_does_not_follow_its_imports() -> None:
+    assert [*find_sources("glm_grpo.tiny.scoring:exact")] == ["glm_grpo.tiny.scoring"]
 
 
 @pytest.mark.parametrize("content", ["def f(", "raise RuntimeError"])
@@ -208,10 +245,11 @@ def test_the_source_of_a_function_that_cannot_be_imported_is_no_error(
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text(content)
     monkeypatch.chdir(tmp_path)
-    assert find_source("broken:f") == content.encode()
-    assert find_source("package.module:f") is None
+    assert find_sources("broken:f") == {"broken": content.encode()}
+    assert find_sources("package.module:f") == {}
 
 
 def test_the_source_of_a_partial_function_is_that_of_the_function() -> None:
     name = name_function(functools.partial(score, "sharp"), "sharp")
-    assert find_source(name) == find_source(f"{score.__module__}:score")
+    assert find_sources(name) == find_sources(f"{score.__module__}:score")
+    assert score.__module__ in find_sources(name)

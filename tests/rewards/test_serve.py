@@ -40,6 +40,10 @@ def test_serve_listens_on_loopback_for_who_knows_the_token_and_ends_at_sigterm(
     (url,) = re.findall(r"^listening on (http://127\.0\.0\.1:\d+)\n$", process.said())
     (token,) = re.findall(rf"export {VARIABLE}=([\w-]{{43}})\n$", process.stderr.read_text())
 
+    headers = {"Authorization": f"Bearer {token}"}
+    info = httpx.get(f"{url}/info", headers=headers, trust_env=False).json()
+    assert info == {"protocol": 1, "name": "mine", "needs": ["prompt"], "digest": info["digest"]}
+    assert re.fullmatch("[0-9a-f]{16}", info["digest"])
     for given, status in (("of-someone-else", 401), (token, 200)):
         headers = {"Authorization": f"Bearer {given}"}
         answer = httpx.post(f"{url}/score", json=REQUEST, headers=headers, trust_env=False)

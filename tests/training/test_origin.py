@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import shutil
 import sys
@@ -25,6 +26,7 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import Origin, describe_mixed_scores, read_origin
 from glm_grpo.training.resume import OpenedRun, find_checkpoint, keep_origin, open_run
+from tests.rewards.endpoint import Reply, answering
 from tests.training.test_resume import CONFIGS, STATE, TENSORS
 
 Change = Callable[[Path], object]
@@ -44,7 +46,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.new("RGB", (32, 32), colour).save(tmp_path / f"{name}.png")
         rows = [f'{{"prompt": "a {n} \\"A\\"", "target": "{name}.png"}}' for n in range(2)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-    (tmp_path / "scorer.py").write_text(SCORER)
+    (tmp_path / "scorer.py").write_text(f"import scaling\n{SCORER}")
+    (tmp_path / "scaling.py").write_text("FACTOR = 1")
     (tmp_path / "objective.py").write_text("def loss(inputs): ...\n")
     (tmp_path / "weights.safetensors").write_bytes(b"weights")
     save_checkpoint(RunFolder(tmp_path / "start"), step=1, tensors=TENSORS, metadata=STATE)
@@ -120,8 +123,12 @@ CHANGES: list[tuple[Change, str]] = [
         r"data\.path = \S+: 2 changed \(00000, 00001\)",
     ),
     (
-        lambda folder: (folder / "scorer.py").write_text(f"{SCORER}\n# sharper"),
+        lambda folder: (folder / "scorer.py").write_text(f"import scaling\n{SCORER}\n# sharper"),
         r"reward\.terms\.mine\.function = scorer:score: other code",
+    ),
+    (
+        lambda folder: (folder / "scaling.py").write_text("FACTOR = 2"),
+        r"reward\.terms\.mine\.function = scorer:score: other code in scaling",
     ),
     (
         lambda folder: (folder / "objective.py").write_text("def loss(inputs): return 0\n"),
@@ -352,6 +359,23 @@ def test_a_scorer_may_have_moved_and_is_then_found_by_evaluations(project: Path)
     after = flatten(read_config(RunFolder(project / "run")).model_dump())
     assert after["reward.terms.vlm_judge.url"] == "http://127.0.0.1:2/v1"
     assert after["reward.terms.vlm_judge.retries"] == 5
+
+
+def test_another_scorer_behind_an_address_is_refused(project: Path) -> None:
+    def tell(name: str, digest: str) -> Reply:
+        info = {"protocol": 1, "name": name, "needs": ["prompt"], "digest": digest}
+        return Reply(body=json.dumps(info).encode())
+
+    with answering(lambda _: None, to_get=tell("level", "11")) as endpoint:
+        remote = f"+reward.terms.remote={{weight: 0.1, url: '{endpoint.url}'}}"
+        begin(remote)
+        resume(remote)
+    for name, digest in (("level", "12"), ("another", "11")):
+        with (
+            answering(lambda _: None, to_get=tell(name, digest)) as endpoint,
+            pytest.raises(CheckpointError, match=rf"scorer {name} \({digest}\) instead of level"),
+        ):
+            resume(f"+reward.terms.remote={{weight: 0.1, url: '{endpoint.url}'}}")
 
 
 def test_auto_resumes_the_run_that_began_last(project: Path) -> None:

@@ -162,6 +162,12 @@ def _list_scorings(runs: Sequence[EvaluatedRun]) -> list[dict[str, dict[str, Any
     """
     known = _known_origins(runs)
     contents = [_contents(origin) for origin in known] or [{} for _ in runs]
+    # Runs of earlier versions do not know all modules, or the scorers.
+    shared = set.intersection(*map(set, contents))
+    contents = [
+        {key: each for key, each in content.items() if "/" not in key or key in shared}
+        for content in contents
+    ]
     return [
         {name: _scoring(run.config, name, content) for name in run.config.reward.terms}
         for run, content in zip(runs, contents, strict=True)
@@ -169,10 +175,13 @@ def _list_scorings(runs: Sequence[EvaluatedRun]) -> list[dict[str, dict[str, Any
 
 
 def _contents(origin: Origin) -> dict[str, str]:
-    contents = {**origin.files, **origin.code}
-    for key in contents.keys() & {*origin.changed}:
-        contents[key] += ", changed during the run"
-    return contents
+    scorers = {f"{key}/scorer": scorer for key, scorer in origin.scorers.items()}
+    contents = {**origin.files, **origin.code, **scorers}
+    changed = ", changed during the run"
+    return {
+        key: f"{content}{changed if key.partition('/')[0] in origin.changed else ''}"
+        for key, content in contents.items()
+    }
 
 
 def _scoring(config: Config, name: str, contents: Mapping[str, str]) -> dict[str, Any]:
@@ -182,6 +191,9 @@ def _scoring(config: Config, name: str, contents: Mapping[str, str]) -> dict[str
         content = contents.get(f"reward.terms.{name}.{key}")
         if content is not None:
             options[key] = f"{Path(options[key]).name} ({content})"
+    # Further modules of its code, or its scorer.
+    places = (key.partition("/") for key in contents if key.startswith(f"reward.terms.{name}."))
+    options |= {place: contents[f"{key}/{place}"] for key, slash, place in places if slash}
     others = _NOT_OF_THE_SCORE.union(changeable_keys(term))
     return {key: value for key, value in options.items() if key not in others}
 

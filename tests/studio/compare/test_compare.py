@@ -257,6 +257,13 @@ def test_compare_refuses_scores_of_other_code_or_files(make_run: MakeRun) -> Non
         write_origin(RunFolder(run), origin)
     with pytest.raises(ConfigError, match=r"'alex \(33\)' in a; network 'alex \(34\)' in b"):
         compare(runs, {"lpips": 1.0})
+    for run, name in zip(runs, ("1", "2"), strict=True):
+        scorers = {"reward.terms.ssim.url": f"served {name}"}
+        write_origin(RunFolder(run), dataclasses.replace(ORIGIN, scorers=scorers))
+    with pytest.raises(ConfigError, match="scorer 'served 1' in a; scorer 'served 2' in b"):
+        compare(runs, {"ssim": 1.0})
+    for run, origin in zip(runs, (ORIGIN, other), strict=True):
+        write_origin(RunFolder(run), origin)
     with pytest.raises(ConfigError, match=r"\(22\)' in a; .*\(23, changed during the run\)' in b"):
         compare(runs, {"aesthetic": 1.0})
 
