@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from glm_grpo.config import Config, resolve_config, write_out_weights
 from glm_grpo.config.composition import (
+    checked_files,
     choose_config,
     composition_errors,
     find_packaged_configs,
@@ -97,5 +98,5 @@ def _run_hydra(words: Sequence[str]) -> None:
     options = [word for word in others if word not in overrides]
     settings = hydra_settings_of_run(folder, name)
     sys.argv[1:] = [*options, *settings, *write_out_weights(overrides, folder)]
-    with composition_errors(overrides):
+    with composition_errors(overrides), checked_files():
         hydra.main(version_base=None, config_path=str(folder), config_name=name)(train_composed)()

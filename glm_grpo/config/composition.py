@@ -17,19 +17,22 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from glm_grpo.config.load import validate_config
+from glm_grpo.config.load import check_yaml, validate_config
 from glm_grpo.config.paths import with_function_folders
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
@@ -73,7 +76,11 @@ def compose_config(
     """
     folder, name = choose_config(config_dir, name, overrides)
     find_packaged_configs()
-    with composition_errors(overrides), initialize_config_dir(str(folder), version_base=None):
+    with (
+        composition_errors(overrides),
+        checked_files(),
+        initialize_config_dir(str(folder), version_base=None),
+    ):
         whole = write_out_weights(overrides, folder)
         composed = compose(name, overrides=whole, return_hydra_config=True)
     with _hydra_settings(composed):
@@ -156,9 +163,32 @@ class _PackagedConfigs(SearchPathPlugin):
             search_path.append(provider="glm-grpo", path=f"file://{PACKAGED_CONFIGS}")
 
 
+class _CheckedFiles(FileConfigSource):
+    """Makes Hydra refuse files that YAML would misread."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Check a file, and read it."""
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.is_file():
+            check_yaml(path.read_bytes(), str(path))
+        return super().load_config(config_path)
+
+
 def find_packaged_configs() -> None:
     """Let configs in a user's folder build on those of the package from now on."""
     Plugins.instance().register(_PackagedConfigs)
+
+
+@contextmanager
+def checked_files() -> Iterator[None]:
+    """Refuse files that YAML would misread; afterwards, other programs of Hydra read as before."""
+    types, scheme = SourcesRegistry.instance().types, _CheckedFiles.scheme()
+    before = types[scheme]
+    types[scheme] = _CheckedFiles
+    try:
+        yield
+    finally:
+        types[scheme] = before
 
 
 def choose_config(
@@ -340,12 +370,23 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
         if isinstance(error, OverrideParseException):
             said.append(_how_to_write(error.override))
         said += [
-            f"{key} is a key that this config leaves out. Keys of another family of models have no "
-            "effect; keys of this one are added with +"
+            _describe_left_out(getattr(error.__cause__, "full_key", key))
             for key in (override.partition("=")[0] for override in overrides)
             if key in _KEYS and f"Could not override '{key}'" in str(error)
         ]
         raise ConfigError("\n".join([*said, *_suggest_keys(overrides)])) from error
+
+
+def _describe_left_out(key: str) -> str:
+    """Explain why a key, possibly in a section that was given as a whole, cannot be set."""
+    if re.fullmatch(rf"{_TERMS}\w+", key):
+        return f"{key} is a term that this config does not have; terms are added with +, as above"
+    if key in _KEYS:
+        return (
+            f"{key} is a key that this config leaves out. Keys of another family of models have no "
+            "effect; keys of this one are added with +"
+        )
+    return f"{key} is unknown; did you mean {' or '.join(_nearest_keys(key)) or 'another key'}?"
 
 
 def _how_to_write(override: str) -> str:

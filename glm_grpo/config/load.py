@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from pydantic import ValidationError
-from yaml import YAMLError
+from yaml import MappingNode, Node, SequenceNode, YAMLError
 
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from rewards.options import changeable_keys
 from rewards.problems import NOT_GIVEN, describe_problems, find_problems
+
+_WHOLE_NUMBER = re.compile("[-+]?(0|[1-9][0-9_]*)")
+"""Numbers that the command line reads."""
 
 
 def validate_config(values: object, *, is_stored: bool = False) -> Config:
@@ -38,6 +44,68 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
     return config
 
 
+def check_yaml(content: bytes, place: str) -> None:
+    """Refuse numbers that YAML reads otherwise than the command line does, and dotted keys.
+
+    A torn file is left to those who read it.
+
+    Args:
+        place: Path of the file, for errors.
+
+    Raises:
+        ConfigError: There is one, or the content is not UTF-8.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        encoding = "UTF-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "ISO-8859-1"
+        converted = f"iconv -f {encoding} -t UTF-8"
+        raise ConfigError(
+            f"{place} is not UTF-8 ({error}); save it as UTF-8 in your editor, or convert it: "
+            f"{converted} OLD.yaml > NEW.yaml"
+        ) from error
+    root = None
+    with suppress(YAMLError):
+        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+    if isinstance(root, MappingNode):
+        # Hydra's own sections have keys with dots.
+        others = [each for each in root.value if each[0].value not in ("defaults", "hydra")]
+        _check_node(MappingNode(root.tag, others), (), place)
+
+
+def _check_node(node: Node, keys: tuple[str, ...], place: str) -> None:
+    if isinstance(node, SequenceNode):
+        for each in node.value:
+            _check_node(each, keys, place)
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
+            name = str(key.value)
+            if "." in name:
+                line = f"{place}, line {key.start_mark.line + 1}"
+                raise ConfigError(
+                    f"{line}: {name!r} is no key of a file, where sections are nested; write "
+                    f"{_nested(name)}, or on the command line {'.'.join([*keys, name])}=..."
+                )
+            _check_node(value, (*keys, name), place)
+    elif _is_misread(node):
+        raise ConfigError(
+            f"{place}, line {node.start_mark.line + 1}: {'.'.join(keys)} = {node.value}: YAML "
+            f"would read this as {yaml.safe_load(node.value)} (a number after 0 is octal, one with "
+            "colons has base 60); write a decimal number, or put a text in quotes"
+        )
+
+
+def _nested(key: str) -> str:
+    *sections, name = key.split(".")
+    return f"{': {'.join([*sections, name])}: ...{'}' * len(sections)}"
+
+
+def _is_misread(node: Node) -> bool:
+    if node.tag == "tag:yaml.org,2002:int":
+        return not _WHOLE_NUMBER.fullmatch(node.value)
+    return bool(node.tag == "tag:yaml.org,2002:float" and ":" in node.value)
+
+
 def to_yaml(config: Config) -> str:
     """Write every key, resolved, in the form of the run folder's `config.yaml`."""
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
@@ -49,6 +117,7 @@ def from_yaml(text: str) -> Config:
     Raises:
         ConfigError: The text is not YAML, or a key is refused.
     """
+    check_yaml(text.encode(), "The stored config")
     try:
         # Stored values are resolved; interpolating could read settings of this machine. The C
         # loader takes a tenth of the time, and every refresh of the gallery reads this.

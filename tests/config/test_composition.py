@@ -80,6 +80,12 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
         ("zebra=1", "zebra was taken for the name of a reward term"),
         ("psnr=0.2", r"use \+reward\.terms\.psnr\.weight=0\.2$"),
         ("reward.terms.psnr={weight: 0.1}", r"use \+reward\.terms\.psnr=\{weight: 0\.1\}$"),
+        (
+            "reward.terms={mine: {kind: custom}}",
+            r"use \+reward\.terms=.*\n.*terms\.mine is a term that",
+        ),
+        ("reward.terms={ocr: {wieght: 1}}", r"did you mean reward\.terms\.ocr\.weight\?"),
+        ("train={stepps: 1}", r"train\.stepps is unknown; did you mean train\.steps\?"),
         ("reward=blanced", "balanced"),
         ("reward=0.5", "reward is a group of files"),
         ("train.steps=1,2", "Ambiguous value"),
@@ -118,12 +124,47 @@ def test_a_missing_folder_is_refused_with_the_one_that_was_meant(tmp_path: Path)
         ("train: {steps: 3}\n", "begin its file with `defaults"),
         ("defaults: [tny, _self_]\n", r"tny: did you mean tiny\?"),
         ("defaults: [_self_, tiny]\ntrain: {steps: 3}\n", "before `tiny`.*put `_self_` last"),
+        *(
+            (f"defaults: [tiny, _self_]\ntrain:\n  seed: {text}\n", message)
+            for text, message in (
+                ("010", r"torn\.yaml, line 3: train\.seed = 010: YAML would .* 8 .*decimal"),
+                ("-07", "as -7"),
+                ("1:30", "as 90"),
+                ("1:30.5", "as 90.5"),
+                ("0x10", "as 16"),
+            )
+        ),
+        ("defaults: [tiny, _self_]\noptim: {betas: [0, 010]}\n", r"optim\.betas = 010"),
+        ("defaults: [tiny, _self_]\ntrain.steps: 3\n", r"write train: \{steps: \.\.\.\}, or"),
+        ("defaults: [tiny, _self_]\nreward: {terms.ocr: null}\n", r"line reward\.terms\.ocr=\."),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "torn.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         compose_config(tmp_path, "torn")
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("latin-1", "ISO-8859-1"), ("utf-16", "UTF-16")])
+def test_a_config_of_another_encoding_is_refused(tmp_path: Path, encoding: str, name: str) -> None:
+    text = "defaults: [tiny, _self_]\nrun: {name: größer}\n"
+    (tmp_path / "config.yaml").write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError, match=rf"config\.yaml is not UTF-8 .*iconv -f {name} -t UTF-8"):
+        compose_config(tmp_path, None)
+    # As Windows writes it.
+    (tmp_path / "config.yaml").write_bytes(text.encode("utf-8-sig"))
+    assert compose_config(tmp_path, None).run.name == "größer"
+
+
+def test_files_on_which_a_config_builds_are_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("defaults: [mine, _self_]\n")
+    hydra = "hydra: {{sweeper: {{params: {{train.seed: 1}}}}}}\n"
+    base = f"defaults: [tiny, _self_]\ntrain: {{{{seed: {{}}}}}}\n{hydra}"
+    (tmp_path / "mine.yaml").write_text(base.format("010"))
+    with pytest.raises(ConfigError, match=r"mine\.yaml, line 2: train\.seed = 010"):
+        compose_config(tmp_path, None)
+    (tmp_path / "mine.yaml").write_text(base.format("1_000"))
+    assert compose_config(tmp_path, None).train.seed == 1000
 
 
 def test_a_folder_of_ones_own_builds_on_the_package_and_wins_over_it(

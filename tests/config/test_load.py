@@ -27,7 +27,11 @@ def test_yaml_restores_the_config(configs_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- 1\n- 2\n", "mapping of sections"), ("model: {path: tiny\n", "cannot be read")],
+    [
+        ("- 1\n- 2\n", "mapping of sections"),
+        ("model: {path: tiny\n", "cannot be read"),
+        ("train: {seed: 010}\n", "line 1: train.seed = 010"),
+    ],
 )
 def test_from_yaml_refuses_what_is_no_config(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
