@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -176,7 +177,9 @@ def load_config(
         )
     _refuse_other_forms([name or "", *overrides])
     try:
-        return compose_config(None if config_dir is None else Path(config_dir), name, overrides)
+        return compose_config(
+            None if config_dir is None else _expanded(config_dir), name, overrides
+        )
     except ConfigError as error:
         if config_dir is None and name is not None and (folder := _own_folder(Path(name))):
             raise ConfigError(
@@ -288,7 +291,8 @@ def load_run(path: str | Path) -> Run:
         CheckpointError: The folder contains no run.
         ConfigError: Its config is damaged.
     """
-    return Run(Path(path), read_config(RunFolder(Path(path))))
+    folder = _expanded(path)
+    return Run(folder, read_config(RunFolder(folder)))
 
 
 def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
@@ -347,7 +351,7 @@ def evaluate(
         GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
     _refuse_other_forms(overrides)
-    target = None if directory is None else Path(directory)
+    target = None if directory is None else _expanded(directory)
     return _as_frame(summarise(evaluate_run(_path_of(run), overrides, target)))
 
 
@@ -366,7 +370,11 @@ def _refuse_other_forms(overrides: Sequence[object]) -> None:
 
 
 def _path_of(run: Run | str | Path) -> Path:
-    return run.path if isinstance(run, Run) else Path(run)
+    return run.path if isinstance(run, Run) else _expanded(run)
+
+
+def _expanded(path: str | Path) -> Path:
+    return Path(os.path.expanduser(path))
 
 
 def _refuse_absent(step: int, there: Sequence[int], what: str) -> None:

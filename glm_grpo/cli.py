@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from rich.console import Console, RenderableType
@@ -147,7 +146,7 @@ def _one_of(*arguments: _Argument) -> _Argument:
 
 
 def _run_folder(help_text: str) -> _Argument:
-    return _argument("run", help_text, type=Path, metavar="RUN")
+    return _argument("run", help_text, type=types.path, metavar="RUN")
 
 
 def _overrides(help_text: str) -> _Argument:
@@ -161,7 +160,7 @@ _CONFIG = (
     _argument(
         "--config-dir",
         "folder with your own configs, which may build on the packaged ones",
-        type=Path,
+        type=types.path,
         metavar="DIR",
     ),
     _overrides("any config key; ocr=0.5 sets the weight of a term"),
@@ -290,7 +289,7 @@ def _check(options: argparse.Namespace) -> None:
         _argument(
             "--measured",
             "plan this run's own config, and compare its measured times with the minimum",
-            type=Path,
+            type=types.path,
             metavar="RUN",
         ),
     ],
@@ -498,7 +497,7 @@ def _rescore(options: argparse.Namespace) -> None:
         _argument(
             "runs",
             "run folders, or a folder of runs; also weights, such as ocr=0.5",
-            type=Path,
+            type=types.path,
             nargs="*",
             metavar="RUN",
         ),
@@ -517,7 +516,7 @@ def _compare(options: argparse.Namespace) -> None:
     runs = [run for run in options.runs if str(run) not in short]
     # The option takes all words that follow it, runs too.
     given = options.weights or ()
-    runs += [Path(word) for word in given if "=" not in word]
+    runs += [types.path(word) for word in given if "=" not in word]
     words = [*(word for word in given if "=" in word), *short]
     weights = types.parse_weights(words, option="--weights") if words else None
     from glm_grpo.studio.compare.comparison import compare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,7 +97,7 @@ def score_images(
         raise ValueError(describe_problems(find_problems(error, RewardConfig))) from None
     for picture in [*images, *targets]:
         if isinstance(picture, (str, Path)):
-            Path(picture).stat()  # before weights are loaded
+            Path(os.path.expanduser(picture)).stat()  # before weights are loaded
     scorer = build_scorer(config, torch.device(device))
     rows = []
     for number, (prompt, image, target) in enumerate(zip(prompts, images, targets, strict=True)):
@@ -129,6 +130,8 @@ def score_images(
 
 def _open(picture: Picture) -> Image.Image:
     try:
-        return open_rgb(Path(picture) if isinstance(picture, str) else picture)
+        if isinstance(picture, (str, Path)):
+            picture = Path(os.path.expanduser(picture))
+        return open_rgb(picture)
     except PictureError as error:
         raise PictureError(f"{picture} {error}") from error

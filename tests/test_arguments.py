@@ -42,6 +42,32 @@ def test_help_of_a_command_has_an_example(command: str, capsys: pytest.CaptureFi
     assert f"  glm-grpo {command} " in said.partition("Examples:")[2]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("init ~/x", "export ~/x ~/x", "gallery ~/x --sheet=~/x.png", "eval ~/x --output=~/x"),
+        *("rescore ~/x", "compare ~/x ~/x", "plan --measured=~/x", "check --config-dir=~/x"),
+        *("probe --config-dir=~/x --output=~/x", "serve-reward ocr --config-dir=~/x"),
+    ],
+)
+def test_a_tilde_in_a_path_is_the_home_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/mine")
+    commands = cli._parser().get_default("commands")
+    name, *others = words.split()
+    given = str(vars(commands[name].parse_intermixed_args(others)))
+    assert given.count("/home/mine/x") == words.count("~")
+    assert "~" not in given
+
+
+def test_train_reads_a_tilde_in_a_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--config-dir=~/mine"])
+    assert f"There is no folder {tmp_path}/mine" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])

@@ -59,9 +59,14 @@ def memory_size(text: str) -> int:
     return round(size)
 
 
+def path(text: str) -> Path:
+    """Parse a path; a shell leaves the tilde of `--output=~/mine` and of quoted ones as it is."""
+    return Path(os.path.expanduser(text))
+
+
 def output_picture(text: str) -> Path:
     """Parse the path of a PNG that can be written."""
-    found = Path(text)
+    found = path(text)
     if found.suffix.lower() != ".png":
         raise _refusal(text, "must end in .png, the format that is written")
     if found.is_dir():
@@ -72,7 +77,7 @@ def output_picture(text: str) -> Path:
 
 def output_folder(text: str) -> Path:
     """Parse a folder that can be written or created."""
-    found = Path(text)
+    found = path(text)
     _check_writable(text, found.absolute())
     if (found / "evaluations").is_dir():
         raise _refusal(text, "is the folder of a run; choose another path")

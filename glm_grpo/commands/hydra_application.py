@@ -15,6 +15,7 @@ import hydra
 from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
+from glm_grpo.commands.arguments import path
 from glm_grpo.config import Config, resolve_config, write_out_weights
 from glm_grpo.config.composition import (
     checked_files,
@@ -88,7 +89,7 @@ def train_by_words(words: Sequence[str]) -> None:
 
 def _run_hydra(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("glm-grpo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("--config-dir", type=path)
     parser.add_argument("--config-name")
     named, others = parser.parse_known_args(words)
     overrides = [word for word in others if word[:1] != "-" and ("=" in word or word[:1] == "~")]

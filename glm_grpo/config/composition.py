@@ -7,6 +7,7 @@ reported in Hydra's words, with a line about the key that was probably meant.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 import sys
@@ -269,7 +270,7 @@ def _resumed_run(overrides: Iterable[str]) -> Path | None:
     """Folder of the run that `train.resume=RUN` names; None if there is none."""
     for override in overrides:
         if override.startswith("train.resume="):
-            given = Path(str(parse_override(override)[1])).expanduser()
+            given = Path(os.path.expanduser(str(parse_override(override)[1])))
             # The run may be named by one of its checkpoints, RUN/checkpoints/step-000010.
             for folder in (given, given.absolute().parent.parent):
                 if (folder / f"{OWN_CONFIG}.yaml").is_file():
@@ -304,7 +305,14 @@ def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS)
     return [_write_out(word, config_dir) for word in words]
 
 
+def _expand_home(word: str) -> str:
+    """Expand the tilde of `run_dir=~/mine`, which shells leave and Hydra refuses."""
+    name, equals, value = word.partition("=")
+    return f"{name}{equals}{os.path.expanduser(value)}"
+
+
 def _write_out(word: str, config_dir: Path) -> str:
+    word = _expand_home(word)
     name, equals, value = word.partition("=")
     # Hydra takes a number for an error of its own.
     if _is_group(name, config_dir) and re.fullmatch(r"[-+.\d]+", value):
@@ -325,7 +333,7 @@ def parse_override(override: str) -> tuple[str, object]:
         ConfigError: The override does not have that form.
     """
     with composition_errors():
-        (parsed,) = OverridesParser.create().parse_overrides([override])
+        (parsed,) = OverridesParser.create().parse_overrides([_expand_home(override)])
     if parsed.is_delete() or parsed.is_sweep_override():
         raise ConfigError(f"{override!r} is not a single value; write one per key, such as ocr=0.5")
     return parsed.key_or_group, parsed.value()

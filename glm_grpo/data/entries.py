@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,4 +272,5 @@ def _read_picture(row: Row, field: str, value: object) -> PictureSource:
             f"{row.origin}: {field!r} is {shorten(value)}; URLs are not read: download the image "
             "and give its path"
         )
-    return Path(value) if row.folder is None else row.folder.absolute() / value
+    path = Path(os.path.expanduser(value))
+    return path if row.folder is None else row.folder.absolute() / path

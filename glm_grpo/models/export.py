@@ -173,7 +173,8 @@ def _program(card: Card, settings: StockSettings) -> str:
     sources = ""
     if settings.num_sources:
         paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
-        sources = f'parser.add_argument("--sources", nargs={len(paths)}, default={paths!r})\n'
+        kind = f"type=expanduser, nargs={len(paths)}, default={paths!r}"
+        sources = f'parser.add_argument("--sources", {kind})\n'
     to_base = f'{card.to_base}\nimages = {{"base": draw(), **images}}'
     if not card.has_adapter:
         to_base = "if options.base:\n" + "\n".join(f"    {line}" for line in to_base.splitlines())
@@ -181,6 +182,7 @@ def _program(card: Card, settings: StockSettings) -> str:
 """Draw a prompt with the base model and with these weights, side by side, as in training."""
 
 import argparse
+from os.path import expanduser
 from pathlib import Path
 
 import torch
@@ -189,9 +191,9 @@ from PIL import Image, ImageDraw
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("prompt", nargs="?", default={settings.prompt!r})
-parser.add_argument("--base", {base})
+parser.add_argument("--base", type=expanduser, {base})
 {sources}parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--output", default="picture.png")
+parser.add_argument("--output", type=expanduser, default="picture.png")
 options = parser.parse_args()
 if options.base and not Path(options.base).is_dir() and options.base.count("/") != 1:
     parser.error(f"--base {{options.base}}: there is no such folder")

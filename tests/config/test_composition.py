@@ -91,7 +91,7 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
         ("train.steps=1,2", "Ambiguous value"),
         ("train.steps=${nowhere}", "nowhere"),
         ("my-run", "'my-run' is not of the form key=value"),
-        ("data.path=~/a.txt", "quote it for Hydra and the shell: 'data.path=\"~/a.txt\"'"),
+        ("data.path=a~b.txt", "quote it for Hydra and the shell: 'data.path=\"a~b.txt\"'"),
         ("ocr=0.5 train.steps=3", r"write them apart: reward\.terms\.ocr\.weight=0\.5 train\.ste"),
         ("data=prompts", r"data\.path \(not given\)[\s\S]*data\.eval_path \(not given\)"),
     ],
@@ -99,6 +99,15 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
 def test_an_override_that_leads_nowhere_is_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose_config(None, "tiny", [word])
+
+
+@pytest.mark.parametrize("word", ["run_dir=~/mine", 'run_dir="~/mine"'])
+def test_a_tilde_of_an_override_is_the_home_folder(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compose_config(None, "tiny", [word]).run_dir == f"{tmp_path}/mine"
+    assert parse_override("data.path=~/a.txt") == ("data.path", f"{tmp_path}/a.txt")
 
 
 def test_a_key_of_the_other_family_is_named_as_such() -> None:
