@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -46,6 +47,9 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors end it with a message and exit code 1 or 2."""
     outlive_readers()
+    # Of a notebook that starts this program: its package may be missing here, and matplotlib, which
+    # terms import too, would then refuse to be imported. Nothing here opens a window.
+    os.environ.pop("MPLBACKEND", None)
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["train"] and not {"-h", "--help"}.intersection(words):
         _train(words[1:])

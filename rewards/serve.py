@@ -123,6 +123,8 @@ def _is_loopback(host: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build the term of the command line, and serve it; exit code 1 if it cannot be built."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    # Of a notebook that starts this program: matplotlib, which terms import, may not know it.
+    os.environ.pop("MPLBACKEND", None)
     parser = argparse.ArgumentParser(prog="python -m rewards.serve", description="Serve a scorer.")
     parser.add_argument("--name", required=True, help="name of the term, or of its kind")
     parser.add_argument("--options-json", default="{}", help="its section of the config, as JSON")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -390,3 +391,19 @@ def test_help_loads_no_library_of_models() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("usage: glm-grpo")
     assert ended.stdout.endswith("0 set()\n")
+
+
+@pytest.mark.parametrize("program", ["glm_grpo.cli", "rewards.serve"])
+def test_a_program_draws_without_the_backend_of_a_notebook(program: str) -> None:
+    # Such as module://matplotlib_inline.backend_inline, where matplotlib does not know it.
+    code = (
+        f"from {program} import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit:\n"
+        "    import matplotlib\n"
+    )
+    environment = {**os.environ, "MPLBACKEND": "of_another_environment"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
