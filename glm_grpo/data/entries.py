@@ -23,7 +23,7 @@ from glm_grpo.data.files import (
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
-from rewards.texts import find_escaped_mark, find_quoted_texts
+from rewards.texts import find_escaped_break, find_escaped_mark, find_quoted_texts
 
 LARGEST_ASPECT = 4
 """Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
@@ -172,6 +172,11 @@ def _read_string(row: Row, field: str, value: object) -> str:
         raise DataError(
             f"{row.origin}: {field!r} contains {found:.{LONGEST_SHOWN}}; only JSON escapes "
             "quotation marks, and only once: remove the backslashes"
+        )
+    if found := find_escaped_break(value):
+        raise DataError(
+            f"{row.origin}: {field!r} contains {found:.{LONGEST_SHOWN}}, with a backslash and an "
+            "n; write a space instead: a text may run over several lines of the image"
         )
     return value
 

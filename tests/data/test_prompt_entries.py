@@ -113,6 +113,7 @@ PICTURE = "must be the path of an image"
         ({"prompt": "x", "text": 5}, "'text' is 5"),
         ({"prompt": "x", "text": ["UP", " "]}, "'text' contains a blank"),
         ({"prompt": r'a "\"UP\""'}, r"'prompt' contains \\\"UP\\\"; .*backslashes"),
+        ({"prompt": r'a "GRAND\nOPENING"'}, r"GRAND\\n, with a backslash.* write a space"),
         ({"prompt": "x", "text": ["A", r"DON\'T"]}, r"'text' contains \\'"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5; it must be text"),
         ({"prompt": "x", "id": "../x"}, "id '../x' is used in file names"),

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.texts import find_escaped_mark, find_quoted_texts, has_idle_marks
+from rewards.texts import (
+    find_escaped_break,
+    find_escaped_mark,
+    find_quoted_texts,
+    has_idle_marks,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,26 @@ from rewards.texts import find_escaped_mark, find_quoted_texts, has_idle_marks
         ("'DON'T' and \u2018WON\u2019T\u2019", ("DON'T", "WON\u2019T")),
         ("the dogs' bowl, the cats' 'STOP'", ("STOP",)),
         ("'tis the '90s 'OPEN'", ("OPEN",)),
+        ("fish 'n' chips, rock n' roll", ()),
+        ("rock 'n' roll, Salt 'N' Pepper 'LIVE'", ("LIVE",)),
+        ("rock \u2018n\u2019 roll and 'Rock 'n' Roll'", ("Rock 'n' Roll",)),
+        # A letter, not the word "and".
+        ("the letter 'n' in red, the 'n' key, 'N' on a compass", ("n", "N")),
+        # A mark that may belong to a word does not close before one that cannot.
+        ("'Dogs' Home'", ("Dogs' Home",)),
+        (
+            "a sign 'LADIES' NIGHT' and \u2018MENS\u2019 ROOM\u2019",
+            ("LADIES' NIGHT", "MENS\u2019 ROOM"),
+        ),
+        ("'Guns N' Roses' tour, 'Lovin' You'", ("Guns N' Roses", "Lovin' You")),
+        ("'CATS' in red, 'Cats' and 'Dogs'", ("CATS", "Cats", "Dogs")),
+        ("'CATS' beside the dogs' bowl", ("CATS",)),
+        ("'Cats' and \"Dogs' Home\"", ("Cats", "Dogs' Home")),
+        # An apostrophe that shortens a word opens no quotation that only another one could close.
+        ("the '90s band \"Guns N' Roses\"", ("Guns N' Roses",)),
+        ("the '90s kids' show of 'em girls' club \"FUN\"", ("FUN",)),
+        ("signs '90s' and 'Tis the season'", ("90s", "Tis the season")),
+        ("the '90s \"Dogs'\"", ("Dogs'",)),
         ("\u043f'\u044f\u0442\u044c 'OPEN'", ("OPEN",)),
         # Where words have none, letters stand beside quotations.
         (
@@ -83,6 +108,7 @@ def test_find_quoted_texts(prompt: str, texts: tuple[str, ...]) -> None:
         ('a sign "OPEN', True),
         ('a sign "A" above "OPEN', True),
         ("a sign 'OPEN", True),
+        ("rock 'n' roll, rock 'n roll, 'tis the season", False),
         ("a sign \u201eOPEN", True),
         ('a sign ""', True),
     ],
@@ -107,3 +133,18 @@ def test_has_idle_marks(prompt: str, is_idle: bool) -> None:
 )
 def test_find_escaped_mark(prompt: str, escaped: str) -> None:
     assert find_escaped_mark(prompt) == escaped
+
+
+@pytest.mark.parametrize(
+    ("prompt", "escaped"),
+    [
+        (r'"GRAND\nOPENING"', r'"GRAND\n'),
+        (r"a sign\r\nin red", r"sign\r\n"),
+        (r"a sign \n in red", r"\n"),
+        # Paths.
+        (r'a screen "C:\new" and "D:\docs\new"', ""),
+        ("a sign\nin red", ""),
+    ],
+)
+def test_find_escaped_break(prompt: str, escaped: str) -> None:
+    assert find_escaped_break(prompt) == escaped
