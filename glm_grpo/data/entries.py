@@ -168,6 +168,7 @@ def _read_string(row: Row, field: str, value: object) -> str:
         return ""
     if not isinstance(value, str):
         raise DataError(f"{row.origin}: {field!r} is {shorten(value)}; it must be text")
+    _refuse_surrogate(row, field, value)
     if found := find_escaped_mark(value):
         raise DataError(
             f"{row.origin}: {field!r} contains {found:.{LONGEST_SHOWN}}; only JSON escapes "
@@ -179,6 +180,17 @@ def _read_string(row: Row, field: str, value: object) -> str:
             "n; write a space instead: a text may run over several lines of the image"
         )
     return value
+
+
+def _refuse_surrogate(row: Row, field: str, value: str) -> None:
+    """Refuse what neither a tokenizer nor a file can take; JSON is the only format with it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{row.origin}: {field!r} contains {value[error.start]!r}, half of a surrogate pair; "
+            "write the whole character, or remove it"
+        ) from error
 
 
 def _read_texts(row: Row, prompt: str) -> tuple[str, ...]:
@@ -272,6 +284,7 @@ def _read_picture(row: Row, field: str, value: object) -> PictureSource:
         raise DataError(
             f"{row.origin}: {field!r} is {shorten(value)}; it must be the path of an image"
         )
+    _refuse_surrogate(row, field, value)
     if "://" in value:
         raise DataError(
             f"{row.origin}: {field!r} is {shorten(value)}; URLs are not read: download the image "

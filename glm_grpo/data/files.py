@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import reprlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,7 +73,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             continue
         origin = f"{path}, line {number}"
         try:
-            fields = json.loads(line.rstrip("\n"))
+            fields = json.loads(line.rstrip("\n"), object_pairs_hook=partial(_to_fields, origin))
         except json.JSONDecodeError as error:
             raise DataError(
                 f"{origin}, column {error.colno}: not valid JSON ({error.msg}); write one object "
@@ -87,10 +88,24 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         yield Row(origin, fields, path.parent)
 
 
+def _to_fields(origin: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    _refuse_repeated([name for name, _ in pairs], origin, "key")
+    return dict(pairs)
+
+
+def _refuse_repeated(names: Sequence[str], origin: str, kind: str) -> None:
+    """Refuse names that occur twice: readers would silently keep the last."""
+    for name, count in Counter(names).items():
+        # Spreadsheets write unused columns without a name.
+        if count > 1 and name:
+            raise DataError(f"{origin}: the {kind} {shorten(name)} occurs {count} times; keep one")
+
+
 def _read_csv(path: Path) -> Iterator[Row]:
     lines = (line for _, line in _read_lines(path))
     reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
     try:
+        _refuse_repeated(reader.fieldnames or (), f"{path}, line {reader.line_num}", "column")
         for cells in reader:
             origin = f"{path}, line {reader.line_num}"
             if None in cells or None in cells.values():
@@ -113,13 +128,19 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         with pyarrow.parquet.ParquetFile(path) as table:
             # Other columns may be of any size.
             names = table.schema_arrow.names
+            _refuse_repeated(names, str(path), "column")
             columns = [name for name in names if name in READ_FIELDS]
             others = dict.fromkeys(name for name in names if name not in READ_FIELDS)
             number = 0
             for batch in table.iter_batches(PARQUET_BATCH, columns=columns):
-                for fields in batch.to_pylist():
+                for place in range(len(batch)):
                     number += 1
+                    (fields,) = batch.slice(place, 1).to_pylist()
                     yield Row(f"{path}, row {number}", fields | others, path.parent)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, row {number}: contains text that is not UTF-8 ({error}); write it as UTF-8"
+        ) from error
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file ({error}); write it again") from error
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -22,7 +23,7 @@ from glm_grpo.data.entries import (
     refuse_reserved,
     verify_picture,
 )
-from glm_grpo.data.files import READ_FIELDS, SOURCE_FIELDS, TARGET_FIELDS, Row, read_rows
+from glm_grpo.data.files import READ_FIELDS, SOURCE_FIELDS, TARGET_FIELDS, Row, read_rows, shorten
 from glm_grpo.digests import digest
 from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
@@ -33,10 +34,12 @@ from rewards.types import Prompt
 
 logger = logging.getLogger(__name__)
 
+_WRITTEN_BY_HAND = (".jsonl", ".csv")
+"""Formats whose fields users name themselves."""
 _MOST_ERRORS = 10
 """Rows of a file that are refused before its reading ends."""
 _MOST_NAMED = 3
-"""Pictures that a warning names."""
+"""Pictures or rows that a line names."""
 
 
 @runtime_checkable
@@ -177,27 +180,34 @@ def load_prompts(
     """
     entries: list[PromptEntry] = []
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
-    errors, unread, fields = Errors(), set[str](), set[str]()
+    errors, unread, names = Errors(), set[str](), _FieldNames(has_sources=sources > 0)
     refused: dict[str, list[str]] = {}
     unreadable = Errors()
     with unreadable.collecting():
         for position, row in enumerate(read_rows(path)):
+            if sum(map(len, refused.values())) == _MOST_ERRORS:
+                refused["this row and those after it are not checked yet"] = [row.origin]
+                break
             if sources == 0:
                 unread |= {field for field in SOURCE_FIELDS if row.fields.get(field)}
-            fields |= row.fields.keys()
+            names.add(row)
             try:
                 entries.append(checked.entry(row, position))
             except DataError as error:
                 rule = str(error).removeprefix(f"{row.origin}: ")
                 refused.setdefault(rule, []).append(row.origin)
-            if sum(map(len, refused.values())) == _MOST_ERRORS:
-                refused["the rows after it are not checked yet"] = [row.origin]
-                break
     for rule, origins in refused.items():
         with errors.collecting():
             raise DataError(f"{_join_origins(origins)}: {rule}")
     with errors.collecting():
         unreadable.raise_all()
+    for line in names.misspelt():
+        # Columns of other formats often come from elsewhere, where they may mean something else.
+        if Path(path).suffix.lower() not in _WRITTEN_BY_HAND:
+            logger.warning("%s: %s", path, line)
+            continue
+        with errors.collecting():
+            raise DataError(f"{path}: {line}")
     errors.raise_all()
     for field in unread:
         logger.warning(
@@ -206,12 +216,6 @@ def load_prompts(
             path,
             field,
         )
-    # A misspelled target or text would leave out terms without a word.
-    kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) if sources else ()))
-    missing = [field for kind in kinds if fields.isdisjoint(kind) for field in kind]
-    for name in sorted(fields - READ_FIELDS):
-        for meant in difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.82):
-            logger.warning("%s: field %s is not read; did you mean '%s'?", path, repr(name), meant)
     for kind, misfits in checked.misfits.items():
         logger.warning(
             "%s: %d of the %s images hardly fit rollout.width x rollout.height = %d x %d (less "
@@ -229,6 +233,49 @@ def load_prompts(
 def _join_origins(origins: Sequence[str]) -> str:
     """Name rows of one file, such as `prompts.jsonl, line 2, line 3`."""
     return ", ".join([origins[0], *(origin.rpartition(", ")[2] for origin in origins[1:])])
+
+
+class _FieldNames:
+    """Finds fields that nearly have the name of one that is read: their rows would lose it.
+
+    Not in a row that has the field, too, or if any other row has both: then it is another field.
+    """
+
+    def __init__(self, *, has_sources: bool) -> None:
+        self._kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) * has_sources))
+        self._meant: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._alone: dict[tuple[str, str], list[str]] = {}
+        self._beside = set[tuple[str, str]]()
+
+    def add(self, row: Row) -> None:
+        """Remember the fields of a row."""
+        for name in row.fields.keys() - READ_FIELDS:
+            if name not in self._meant:
+                self._meant[name] = {
+                    meant: kind
+                    for kind in self._kinds
+                    for meant in difflib.get_close_matches(name.lower(), kind, n=1, cutoff=0.82)
+                }
+            for meant, kind in self._meant[name].items():
+                if row.fields.keys().isdisjoint(kind):
+                    self._alone.setdefault((name, meant), []).append(row.origin)
+                else:
+                    self._beside.add((name, meant))
+
+    def misspelt(self) -> list[str]:
+        """A line on each, with the field that is probably meant and the first rows."""
+        return [
+            f"the field {shorten(name)} is not read ({_name_rows(origins)}); rename it to "
+            f"{meant!r}, or to something else if it has another meaning"
+            for (name, meant), origins in sorted(self._alone.items())
+            if (name, meant) not in self._beside
+        ]
+
+
+def _name_rows(origins: Sequence[str]) -> str:
+    """The first rows, such as `line 1, line 2, ...`."""
+    named = [origin.rpartition(", ")[2] for origin in origins[:_MOST_NAMED]]
+    return ", ".join([*named, *(["..."] if len(origins) > _MOST_NAMED else [])])
 
 
 class _CheckedRows:

@@ -145,6 +145,12 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
         ("a.jsonl", b'{"prompt": "a sign "OPEN""}\n', r'write .* \\" for a quotation mark inside'),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "y\n', "line 2, column 12: not valid JSON"),
         ("a.jsonl", b'[{"prompt": "x"}]', 'line 1: .*is not an object; write {"prompt"'),
+        (
+            "a.jsonl",
+            b'{"prompt": "x"}\n{"prompt": "x", "text": "A", "text": "B"}',
+            "line 2: the key 'text'",
+        ),
+        ("a.csv", b"prompt,text,text\nx,A,B\n", "line 1: the column 'text' occurs 2 times"),
         ("a.csv", b"prompt;id\nx;1\n", "line 2: 'prompt' is missing .*prompt;id"),
         ("a.csv", b"prompt,id\nx,1\na sign, red,2\n", "line 3: another number of cells"),
         ("a.csv", b"prompt,id\nx\n", "line 2: another number of cells"),
@@ -178,6 +184,30 @@ def test_a_table_that_cannot_be_used_is_refused_with_its_row(
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=named):
         load(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("names", [("prompt", "prompt"), ("prompt", "text", "text")])
+def test_a_table_with_a_repeated_column_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    columns = [pyarrow.array(["x"]) for _ in names]
+    table = pyarrow.Table.from_arrays(columns, names)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.parquet: the column '{names[-1]}' occurs 2 times"):
+        load(tmp_path / "a.parquet")
+
+
+def test_a_table_with_text_that_is_not_utf8_is_refused_with_its_row(tmp_path: Path) -> None:
+    offsets = pyarrow.array([0, 1, 2], pyarrow.int32()).buffers()[1]
+    text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 2, [None, offsets, pyarrow.py_buffer(b"x\xff")]
+    )
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a", "b"]), text], ["prompt", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: contains text that is not UTF-8"):
+        load(tmp_path / "a.parquet")
+
+
+def test_a_column_without_a_name_may_be_repeated(tmp_path: Path) -> None:
+    assert load(written(tmp_path / "a.csv", "prompt,,\nx,,\n")).captions() == ["x"]
 
 
 def test_a_hub_data_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

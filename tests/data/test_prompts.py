@@ -60,29 +60,50 @@ def ids_of_steps(prompt_set: PromptSet, steps: range, per_step: int, seed: int =
     ]
 
 
-def test_a_field_that_is_misspelt_is_warned_of_once_a_file(
+MISSPELT = (
+    "the field 'tagret' is not read (line 1, line 2, line 3, ...); rename it to 'target', or to "
+    "something else if it has another meaning"
+)
+
+
+def test_a_field_that_is_misspelt_is_refused_with_the_known_one(folder: Path) -> None:
+    # Not what nearly names a field that is there, or one that this run does not read.
+    row = {"prompt": "a", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"}
+    path = write_rows(folder, *[row] * 4)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}: {MISSPELT}')}$"):
+        load_prompts(path, height=32, width=32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([{"target": "red.png", "target_img": "x", "Text": "UP"}], ["'Text'"]),
+        # The others have targets.
+        ([{"target": "red.png"}, {"taget": "red.png"}, {"target": "red.png"}], ["'taget'"]),
+        # A field of its own.
+        ([{"target": "red.png", "targets": 2}, {"targets": 0}, {"target": "red.png"}], []),
+    ],
+)
+def test_a_field_is_misspelt_where_its_row_lacks_the_known_one(
+    folder: Path, rows: list[dict[str, object]], named: list[str]
+) -> None:
+    path = write_rows(folder, *({"prompt": "a", **row} for row in rows))
+    said = []
+    try:
+        load_prompts(path, height=32, width=32)
+    except DataError as error:
+        said = re.findall("the field (.*?) is not read", str(error))
+    assert said == named
+
+
+def test_a_misspelt_column_of_a_table_is_warned_of(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [
-        {"prompt": "a", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"},
-        {"prompt": "b", "tagret": "red.png", "prompts": "?", "score": 1.0, "sorce": "red.png"},
-    ]
-    jsonl = write_rows(folder, *rows)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
-    for path in (jsonl, str(folder / "rows.parquet")):
-        caplog.clear()
-        load_prompts(path, height=32, width=32)
-        # Not of what nearly names a field that is there, or one that this run does not read.
-        assert caplog.messages == [f"{path}: field 'tagret' is not read; did you mean 'target'?"]
-    caplog.clear()
-    load_prompts(
-        write_rows(folder, {"prompt": "a", "target": "red.png", "target_img": "x", "Text": "UP"}),
-        height=32,
-        width=32,
-    )
-    assert [said.partition(": ")[2] for said in caplog.messages] == [
-        "field 'Text' is not read; did you mean 'text'?"
-    ]
+    path = folder / "rows.parquet"
+    table = pyarrow.table({"prompt": [*"abcd"], "tagret": ["red.png"] * 4})
+    pyarrow.parquet.write_table(table, path)
+    load_prompts(str(path), height=32, width=32)
+    assert caplog.messages == [f"{path}: {MISSPELT.replace('line', 'row')}"]
 
 
 def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(folder: Path) -> None:
@@ -158,7 +179,11 @@ def test_the_first_ten_errors_of_a_file_are_reported_together(folder: Path) -> N
     # Rows with the same fault share a line.
     places = ", ".join(f"line {number}" for number in range(3, 12))
     assert re.search(rf", {places}: image .*none\.png", images)
-    assert end.endswith("line 11: the rows after it are not checked yet")
+    assert end.endswith("line 12: this row and those after it are not checked yet")
+    # The tenth is the last one.
+    with pytest.raises(DataError) as refused:
+        load_prompts(write_rows(folder, *rows[:11]), height=32, width=32)
+    assert str(refused.value).startswith("2 checks failed:")
 
 
 @pytest.mark.parametrize(
