@@ -13,7 +13,12 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from rewards.pictures import to_bgr_arrays
-from rewards.terms.reading_orders import TextBox, surest_reading, text_box
+from rewards.terms.reading_orders import (
+    TextBox,
+    in_reading_order,
+    surest_reading,
+    text_box,
+)
 from rewards.types import RewardError, describe_error
 
 _TALL = 1.5
@@ -40,6 +45,9 @@ class EasyOcrReader:
                 f"ocr.languages {list(languages)}: EasyOCR refuses them ({error}); use the codes "
                 "of https://www.jaided.ai/easyocr, one script besides English"
             ) from error
+        # Else EasyOCR would turn lines of Arabic script round, but not say where which letter is,
+        # nor which end of a line with Latin words, too, is read first: the page decides.
+        self._reader.model_lang = None
         for module in self.modules():
             module.to(device).eval().requires_grad_(False)
 
@@ -59,8 +67,13 @@ class EasyOcrReader:
 
     def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         return [
-            self._read_turned(picture, text_box(text, np.asarray(corners, np.float64)), confidence)
+            part
             for corners, text, confidence in self._reader.readtext(picture)
+            for part in in_reading_order(
+                self._read_turned(
+                    picture, text_box(text, np.asarray(corners, np.float64)), confidence
+                )
+            )
         ]
 
     def _read_turned(

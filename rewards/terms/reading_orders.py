@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +15,12 @@ from jaxtyping import Float64
 _MARGIN = 0.25
 """Engines draw boxes larger than the letters. This fraction of a box's shorter side is cut off at
 both ends when gaps between boxes are looked for."""
+
+_OF_LETTERS = {"L": False, "R": True, "AL": True}
+"""Whether a letter is written from right to left, by its class in Unicode; others are neutral."""
+_OF_NUMBERS = {"EN": False, "AN": False}
+"""The same for digits, Arabic ones too, within a line of either direction."""
+_MIRRORED = str.maketrans("()[]{}<>\u00ab\u00bb", ")(][}{><\u00bb\u00ab")
 
 
 class Box(NamedTuple):
@@ -101,6 +109,80 @@ def _cells(
     return starts.clip(0, 1), stops.clip(0, 1)
 
 
+def in_reading_order(box: TextBox) -> list[TextBox]:
+    """Turn text that an engine read from left to right into the order in which people read it.
+
+    Returns:
+        The box, or if it holds text of both directions, a box for each part: which one is read
+        first depends on the page.
+    """
+    directions = _directions(box.text, _OF_LETTERS)
+    if True not in directions:
+        return [box]
+    boxes = []
+    for is_from_right, places in _runs(directions, is_from_right=True):
+        start, stop = places[0], places[-1] + 1
+        text, letters = box.text[start:stop], box.letter_boxes()[start:stop]
+        if is_from_right:
+            order = _turn(_directions(text, _OF_LETTERS | _OF_NUMBERS), is_from_right=True)
+            text = "".join(text[place] for place in order).translate(_MIRRORED)
+            letters = tuple(letters[place] for place in order)
+        lefts, tops, rights, bottoms = zip(*letters, strict=True)
+        boxes.append(TextBox(text, min(lefts), min(tops), max(rights), max(bottoms), letters))
+    return boxes
+
+
+def _directions(text: str, classes: Mapping[str, bool]) -> list[bool | None]:
+    return [classes.get(unicodedata.bidirectional(character)) for character in text]
+
+
+def _count_directions(boxes: Iterable[TextBox]) -> Counter[bool]:
+    """Letters that are written from left to right, and from right to left."""
+    directions = (each for box in boxes for each in _directions(box.text, _OF_LETTERS))
+    return Counter(each for each in directions if each is not None)
+
+
+def _runs(
+    directions: Sequence[bool | None], *, is_from_right: bool
+) -> list[tuple[bool, list[int]]]:
+    """Places of one direction. Neutral ones have that of both neighbours, or else of the line."""
+
+    def known(directions: Iterable[bool | None]) -> list[bool]:
+        found, last = [], is_from_right
+        for each in directions:
+            last = last if each is None else each
+            found.append(last)
+        return found
+
+    before, after = known(directions), known(reversed(directions))[::-1]
+    resolved = [
+        one if one == other else is_from_right for one, other in zip(before, after, strict=True)
+    ]
+    grouped = itertools.groupby(range(len(resolved)), key=lambda place: resolved[place])
+    return [(direction, list(places)) for direction, places in grouped]
+
+
+def _turn(directions: Sequence[bool | None], *, is_from_right: bool) -> list[int]:
+    """Places of a line, from left to right, in the order in which they are read.
+
+    Args:
+        is_from_right: Whether the line is read from right to left; parts of the other direction
+            keep their own.
+    """
+    runs = [
+        places[::-1] if direction else places
+        for direction, places in _runs(directions, is_from_right=is_from_right)
+    ]
+    return [place for run in (runs[::-1] if is_from_right else runs) for place in run]
+
+
+def _read_line(parts: Sequence[list[TextBox]], *, is_from_right: bool) -> list[list[TextBox]]:
+    """Parts of a page beside each other, from left to right, in the order of reading."""
+    counts = [_count_directions(part).most_common(1) for part in parts]
+    directions = [count[0][0] if count else None for count in counts]
+    return [parts[place] for place in _turn(directions, is_from_right=is_from_right)]
+
+
 def surest_reading(
     upright: tuple[TextBox, float], turned: Iterable[tuple[TextBox, float]]
 ) -> tuple[TextBox, float]:
@@ -124,7 +206,8 @@ def reading_orders(boxes: Sequence[TextBox]) -> list[tuple[int, ...]]:
     """Orders in which people may read a page, as indices of the boxes, without repetitions.
 
     - Rows, always the first order: lines over the whole width from top to bottom, each from left to
-      right.
+      right. Words of Arabic script and the like are read from right to left; if a page has words of
+      both directions, so may be its lines, and all of these orders come in both.
     - Columns: parts of the page that a vertical gap divides, from left to right. Lines without a
       gap, such as a heading, divide the lines above from those below.
     - Stacks, from left to right: each box is followed by the one below it whose left end, right end
@@ -135,11 +218,16 @@ def reading_orders(boxes: Sequence[TextBox]) -> list[tuple[int, ...]]:
       words would be right beside any vertical one. A box with a single letter is not vertical,
       because 1 and ! are higher than wide.
     """
-    orders = [_rows(boxes), _columns(boxes), _stacks(boxes)]
+    directions = [direction for direction, _ in _count_directions(boxes).most_common()]
+    orders = [
+        find(boxes, is_from_right=direction)
+        for direction in directions or [False]
+        for find in (_rows, _columns, _stacks)
+    ]
     vertical = [box for box in boxes if len(box.text) > 1 and _is_tall(box)]
     if vertical:
         is_page_vertical = 2 * _count_letters(vertical) > _count_letters(boxes)
-        from_right = _columns(boxes if is_page_vertical else vertical, is_from_right=True)
+        from_right = _columns(boxes if is_page_vertical else vertical, is_vertical=True)
         orders += [from_right, from_right[::-1]]
     indices = {id(box): index for index, box in enumerate(boxes)}
     return list(dict.fromkeys(tuple(indices[id(box)] for box in order) for order in orders))
@@ -153,7 +241,7 @@ def _is_tall(box: TextBox) -> bool:
     return box.bottom - box.top > box.right - box.left
 
 
-def _rows(boxes: Sequence[TextBox]) -> list[TextBox]:
+def _rows(boxes: Sequence[TextBox], *, is_from_right: bool) -> list[TextBox]:
     """A box belongs to a line if its middle is above the bottom of the line's first box.
 
     Unlike a fixed number of pixels, this works for small and large pictures.
@@ -164,19 +252,31 @@ def _rows(boxes: Sequence[TextBox]) -> list[TextBox]:
             lines[-1].append(box)
         else:
             lines.append([box])
-    return [box for line in lines for box in sorted(line, key=lambda box: box.left)]
+    read = []
+    for line in lines:
+        parts = [[box] for box in sorted(line, key=lambda box: box.left)]
+        read += [box for (box,) in _read_line(parts, is_from_right=is_from_right)]
+    return read
 
 
-def _columns(boxes: Sequence[TextBox], *, is_from_right: bool = False) -> list[TextBox]:
+def _columns(
+    boxes: Sequence[TextBox], *, is_from_right: bool = False, is_vertical: bool = False
+) -> list[TextBox]:
     """A recursive XY-cut, vertical cuts first."""
     parts = _divide_at_vertical_gaps(boxes)
-    if is_from_right:
+    if is_vertical:
         parts.reverse()
+    else:
+        parts = _read_line(parts, is_from_right=is_from_right)
     if len(parts) == 1:
         parts = _blocks(boxes)
     if len(parts) == 1:
-        return _rows(boxes)
-    return [box for part in parts for box in _columns(part, is_from_right=is_from_right)]
+        return _rows(boxes, is_from_right=is_from_right)
+    return [
+        box
+        for part in parts
+        for box in _columns(part, is_from_right=is_from_right, is_vertical=is_vertical)
+    ]
 
 
 def _blocks(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
@@ -213,7 +313,7 @@ def _divide(
     return parts
 
 
-def _stacks(boxes: Sequence[TextBox]) -> list[TextBox]:
+def _stacks(boxes: Sequence[TextBox], *, is_from_right: bool) -> list[TextBox]:
     pairs = [
         (_distance(upper, lower), above, below)
         for (above, upper), (below, lower) in itertools.permutations(enumerate(boxes), 2)
@@ -223,13 +323,15 @@ def _stacks(boxes: Sequence[TextBox]) -> list[TextBox]:
     for _, above, below in sorted(pairs):
         if above not in next_below and below not in next_below.values():
             next_below[above] = below
-    order = []
+    stacks = []
     for index in sorted(range(len(boxes)), key=lambda index: boxes[index].left):
-        place = None if index in next_below.values() else index
+        stack, place = [], None if index in next_below.values() else index
         while place is not None:
-            order.append(boxes[place])
+            stack.append(boxes[place])
             place = next_below.get(place)
-    return order
+        if stack:
+            stacks.append(stack)
+    return [box for stack in _read_line(stacks, is_from_right=is_from_right) for box in stack]
 
 
 def _is_below(lower: TextBox, upper: TextBox) -> bool:

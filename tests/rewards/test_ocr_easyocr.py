@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import easyocr
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from rewards.terms.text_matching import match_texts
 from rewards.types import Prompt, RewardError
 
 CPU = torch.device("cpu")
+ARABIC = "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645"
 ENGLISH = recognition_models["gen2"]["english_g2"]
 
 
@@ -85,6 +87,44 @@ def test_easyocr_shares_the_box_of_a_word_among_its_letters(
         place = torch.tensor([piece.left + piece.right, piece.top + piece.bottom]) / 2
         drawn_at = middle + (index - 1.5) * 97 / 4 * direction
         torch.testing.assert_close(place, drawn_at, rtol=0.0, atol=8.0)
+
+
+@pytest.mark.parametrize(
+    ("drawn_words", "text"),
+    [
+        # As the recogniser reads them, from left to right.
+        ((ARABIC[::-1].split()[0], ARABIC[::-1].split()[1]), ARABIC),
+        ((ARABIC[::-1],), ARABIC),
+        ((f"OPEN {ARABIC[::-1]}",), f"OPEN {ARABIC}"),
+        ((f"OPEN {ARABIC[::-1]}",), f"{ARABIC} OPEN"),
+        ((f"24 {ARABIC[::-1]}",), f"{ARABIC} 24"),
+    ],
+    ids=ascii,
+)
+def test_easyocr_reads_arabic_from_right_to_left(
+    easyocr_weights: Path, monkeypatch: pytest.MonkeyPatch, drawn_words: tuple[str, ...], text: str
+) -> None:
+    """With the English weights, since the Arabic ones are not in any package."""
+
+    class ArabicReader(easyocr.Reader):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.model_lang = "arabic"
+
+        def detect(self, *_: Any, **__: Any) -> Any:
+            return [[[60 * x, 60 * x + 50, 40, 80] for x in range(len(drawn_words))]], [[]]
+
+    words = iter(drawn_words)
+
+    def get_text(*arguments: Any) -> Any:
+        ((corners, _),) = arguments[5]
+        return [(corners, next(words), 0.9)]
+
+    monkeypatch.setattr(easyocr, "Reader", ArabicReader)
+    monkeypatch.setattr("easyocr.easyocr.get_text", get_text)
+    reward = OcrReward(EasyOcrReader(("en",), device=CPU))
+    scores = reward.score([Prompt("a", "a", texts=(text,))], drawn("")[None])
+    assert scores.values.tolist() == [1.0]
 
 
 @pytest.mark.gpu

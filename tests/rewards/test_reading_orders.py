@@ -5,7 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rewards.terms.reading_orders import Box, TextBox, reading_orders, text_box
+from rewards.terms.reading_orders import (
+    Box,
+    TextBox,
+    in_reading_order,
+    reading_orders,
+    text_box,
+)
 
 
 def page(drawing: str) -> list[TextBox]:
@@ -166,3 +172,56 @@ def test_a_vertical_box_leaves_the_order_of_horizontal_ones(text: str) -> None:
     sale, summer = page("SALE\nSUMMER")
     narrow = TextBox(text, 300.0, 60.0, 310.0, 90.0)
     assert not [order for order in read([sale, summer, narrow]) if "SUMMER SALE" in order]
+
+
+HELLO, WORLD = "\u0645\u0631\u062d\u0628\u0627", "\u0628\u0627\u0644\u0639\u0627\u0644\u0645"
+MARKET, NIGHT = "\u0633\u0648\u0642", "\u0627\u0644\u0644\u064a\u0644"
+
+
+@pytest.mark.parametrize(
+    ("drawing", "orders"),
+    [
+        (f"{WORLD} {HELLO}", [f"{HELLO} {WORLD}"]),
+        (f"{HELLO}\n{WORLD}", [f"{HELLO} {WORLD}"]),
+        # A number stands where the words around it are read.
+        (f"{WORLD} 24 {HELLO}", [f"{HELLO} 24 {WORLD}"]),
+        # Columns begin at the right.
+        (
+            f"{NIGHT}    {HELLO}\n{MARKET}    {WORLD}",
+            [f"{HELLO} {NIGHT} {WORLD} {MARKET}", f"{HELLO} {WORLD} {NIGHT} {MARKET}"],
+        ),
+        # With both directions, a line may be read either way; that with most letters comes first.
+        (f"{WORLD} {HELLO} NOW OPEN", [f"NOW OPEN {HELLO} {WORLD}", f"{HELLO} {WORLD} NOW OPEN"]),
+        (f"OPEN NOW {HELLO}", [f"OPEN NOW {HELLO}", f"{HELLO} OPEN NOW"]),
+    ],
+    ids=ascii,
+)
+def test_words_from_right_to_left_are_read_in_their_direction(
+    drawing: str, orders: list[str]
+) -> None:
+    assert sorted(read(page(drawing))) == sorted(orders)
+
+
+def test_stacks_of_words_from_right_to_left_begin_at_the_right() -> None:
+    # NIGHT is beside one line and above the other, and no gap reaches from top to bottom.
+    drawing = f"{NIGHT} {HELLO}\n    {WORLD}{MARKET}"
+    assert f"{HELLO} {WORLD}{MARKET} {NIGHT}" in read(page(drawing))
+
+
+def test_a_line_that_was_read_from_left_to_right_is_put_into_the_order_of_reading() -> None:
+    def drawn(text: str) -> TextBox:
+        return TextBox(text, 0.0, 0.0, 10.0 * len(text), 8.0)
+
+    (box,) = in_reading_order(drawn(f"!12:30 ({HELLO[::-1]}"))
+    # Letters stand where they were drawn; numbers keep their direction, brackets turn round.
+    assert box.text == f"{HELLO}) 12:30!"
+    assert [round(letter.left) for letter in box.letters] == [
+        *(120, 110, 100, 90, 80),
+        *(70, 60),
+        *(10, 20, 30, 40, 50),
+        0,
+    ]
+    left, right = in_reading_order(drawn(f"OPEN {HELLO[::-1]}"))
+    assert (left.text.strip(), round(left.left), left.right) == ("OPEN", 0.0, 40.0)
+    assert (right.text.strip(), right.left, round(right.right)) == (HELLO, 40.0, 100.0)
+    assert in_reading_order(drawn("OPEN")) == [drawn("OPEN")]
