@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 
 import torch
@@ -48,7 +49,7 @@ from rewards.types import Prompt, RewardError
 
 _MOST_NAMED = 3
 """Largest number of prompts that a hint names."""
-_ASKING = "a prompt asks for a text in quotation marks, or by the field `text`"
+_ASKING = "asks for a text in quotation marks, or by the field `text`"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,11 @@ def check_before_loading(
         prompts=prompts,
         planner=planner,
         memory=memory,
-        hints=[*hint_at_size(config), *hint_at_credit(config), *hint_at_prompts(config, prompts)],
+        hints=[
+            *hint_at_size(config),
+            *hint_at_credit(config),
+            *hint_at_prompts(config, prompts),
+        ],
         texts=list_texts(config, prompts),
     )
 
@@ -126,7 +131,7 @@ def check_parts(config: Config) -> Prompts:
         reserved = check_model(config)
     with errors.collecting():
         prompts = build_prompts(config, reserved)
-        check_tied(config, prompts)
+        check_used(config, prompts)
         check_targets(config, prompts)
     for term in config.reward.terms.values():
         with errors.collecting():
@@ -247,48 +252,54 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
     lines = []
     for of, prompt_set in prompts.named():
         asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
-        named = f": {_name_some(prompt_set, asked)}" if asked else f"; {_ASKING}"
+        named = f": {_name_some(prompt_set, asked)}" if asked else f"; a prompt {_ASKING}"
         ask = "asks" if len(asked) == 1 else "ask"
         lines.append(f"{len(asked)} of {len(prompt_set)} {of} prompts {ask} for a text{named}")
     return lines
 
 
-def check_tied(config: Config, prompts: Prompts) -> None:
-    """Refuse a reward that, on these training prompts, uses only the image.
+def check_used(config: Config, prompts: Prompts) -> None:
+    """Refuse terms with a weight that apply to no training prompt, as far as the config tells.
 
-    `only` is ignored here: which terms match no id is a hint of `check_prompt_sets`.
+    Their weight would go to the others. A run that began so may be resumed.
 
     Raises:
-        ConfigError: No training prompt has what a tied term needs.
+        ConfigError: There are such terms; the message says what the prompts lack.
     """
     reward, training = config.reward, prompts.training
-    if reward.allow_untied or config.train.method == "sft":
+    if config.train.method == "sft" or config.train.resume is not None:
         return
-    has = {
-        "prompt": True,
-        "text": any(training.texts()),
-        "target": training.has_targets(),
-        "source": config.data.sources > 0,
-    }
-    weights = {name: weight for name, weight in reward.weights().items() if weight != 0}
-    needs = {name: reward.terms[name].needs() for name in weights if reward.terms[name].needs()}
-    if any(all(has[need] for need in each) for each in needs.values()):
+    ids, texts = training.ids(), training.texts()
+    lacks_target, lacks_source = not training.has_targets(), config.data.sources == 0
+    unused: dict[str, list[str]] = {}
+    weights = {name: abs(weight) for name, weight in reward.weights().items() if weight != 0}
+    for name in weights:
+        needs, only = reward.terms[name].needs(), reward.terms[name].only
+        rows = [row for row, prompt_id in enumerate(ids) if fnmatchcase(prompt_id, only)]
+        for is_lacking, lack in (
+            (not rows, f"has an id that matches `only`, {only!r}"),
+            ("target" in needs and lacks_target, "has a target image, by the field `target`"),
+            ("source" in needs and lacks_source, "has a source image, because data.sources is 0"),
+            ("text" in needs and not any(texts[row] for row in rows), _ASKING),
+        ):
+            if is_lacking:
+                unused.setdefault(lack, []).append(name)
+                break
+    if not unused:
         return
-    others = ", ".join(name for name in weights if name not in needs) or "nothing"
-    remedies = {
-        "text": "quote the text to be rendered in the prompt, or give it in the field `text`",
-        "target": "give the prompts target images (field `target`)",
-        "source": "set data.sources and give the prompts sources",
-    }
-    missing = dict.fromkeys(need for each in needs.values() for need in each if not has[need])
-    clip = "clip_score" if "clip_score" in reward.terms else "+reward.terms.clip_score.weight"
-    *first, last = needs
-    need = f"{', '.join(first)} and {last} need" if first else f"{last} needs"
+    names = [name for each in unused.values() for name in each]
+    share = sum(weights[name] for name in names) / sum(weights.values())
+    lacks = "; ".join(f"{' and '.join(each)}: none {lack}" for lack, each in unused.items())
+    remedy = " ".join(f"{name}=null" for name in names)
+    if not reward.allow_untied and not any(
+        reward.terms[name].needs() for name in weights if name not in names
+    ):
+        clip = "clip_score" if "clip_score" in reward.terms else "+reward.terms.clip_score.weight"
+        remedy += f" and add a term that applies to every prompt ({clip}=0.5)"
     raise ConfigError(
-        f"reward.terms: no training prompt has what {need}, so only {others} would be trained on: "
-        "a single good image would then suit every prompt. Remedies: "
-        f"{'; '.join(remedies[need] for need in missing)}; add a term that applies to every prompt "
-        f"({clip}=0.5); or set reward.allow_untied=true"
+        f"reward.terms: {share:.0%} of the weight applies to none of the {len(training)} training "
+        f"prompts ({lacks}), and would go to the other terms. Give the prompts what they lack, or "
+        f"leave these terms out: {remedy}"
     )
 
 

@@ -22,7 +22,12 @@ import transformers
 
 from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.builders.prompts import build_prompts
-from glm_grpo.check import hint_at_credit, hint_at_prompts, list_texts
+from glm_grpo.check import (
+    check_used,
+    hint_at_credit,
+    hint_at_prompts,
+    list_texts,
+)
 from glm_grpo.commands.check import check_config, describe_average, describe_credit
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
@@ -42,6 +47,9 @@ LEAST = (
     "train.micro_batch_size=2",
     "decode.batch_size=1",
 )
+
+
+LEFT_OUT = ("lpips=null", "ssim=null")
 
 
 @pytest.fixture
@@ -235,12 +243,13 @@ WITHOUT_TARGETS = (
     "decode.steps=1",
     "eval.samples_per_prompt=1",
     "reward.combine=normalize_then_sum",
+    *("lpips=0", "ssim=0"),
 )
 
 
 @pytest.fixture
 def without_targets(tmp_path: Path, configs_dir: Path) -> Config:
-    """Three prompts of which one has a text; LPIPS and SSIM apply to none."""
+    """Three prompts of which one has a text; LPIPS and SSIM, of weight 0, apply to none."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('a red sign\na sign that says "GO"\na blue sign\n')
     data = (f"data.path={prompts}", f"data.eval_path={prompts}")
@@ -259,13 +268,9 @@ SMALL = (
 ASKED = [f"1 of 3 {of} prompts asks for a text: 00001 'GO'" for of in ("training", "held-out")]
 SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
 RARE = [
-    line.format(f"of the 3 {of} prompts")
+    f"ocr (75% of the weight) applies to 1 of the 3 {of} prompts; not to 00000 ('a red sign'), "
+    "00002 ('a blue sign')"
     for of in ("training", "held-out")
-    for line in (
-        "lpips and ssim (60% of the weight) apply to none {}",
-        "ocr (30% of the weight) applies to 1 {}; not to 00000 ('a red sign'), "
-        "00002 ('a blue sign')",
-    )
 ]
 
 
@@ -289,9 +294,7 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
         SHARED,
     ]
     first, *rare = found["reward"].split("\n    ")
-    assert (
-        first == "lpips 0.4, ssim 0.2, ocr 0.3, aesthetic 0.1; every prompt has a term that applies"
-    )
+    assert first == "lpips 0, ssim 0, ocr 0.3, aesthetic 0.1; every prompt has a term that applies"
     assert rare == RARE
     for part in ("one rollout", "one held-out prompt"):
         assert found[part].startswith("lpips does not apply, ssim does not apply, ocr ")
@@ -313,12 +316,50 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         list(check_config(compose_config(configs_dir, "tiny", [*LEAST, *overrides])))
     for said in (
         "there is no such folder",
-        "no training prompt has what lpips, ssim and ocr need, so only aesthetic would be",
-        "quote the text to be rendered in the prompt, or give it in the field `text`",
+        "reward.terms: 90% of the weight applies to none of the 1 training prompts (lpips and "
+        "ssim: none has a target image, by the field `target`; ocr: none asks for a text",
         "No such file or directory: 'none.pth'); download https://github.com/christophschuhmann/",
         "the module no_such_module cannot be imported",
     ):
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            (),
+            "60% of the weight applies to none of the 2 training prompts (lpips and ssim: none ",
+        ),
+        ((), "leave these terms out: lpips=null ssim=null"),
+        (
+            ("~reward.terms.ocr",),
+            "lpips=null ssim=null and add a term that applies to every prompt",
+        ),
+        (("~reward.terms.ocr", "reward.allow_untied=true"), "out: lpips=null ssim=null"),
+        (("reward.terms.lpips.against=source", "ssim=0"), "none has a source image"),
+        ((*LEFT_OUT, "+reward.terms.ocr.only=b*"), "ocr: none asks for a text in quotation marks"),
+        ((*LEFT_OUT, "+reward.terms.ocr.only=x*"), "ocr: none has an id that matches `only`, 'x*'"),
+        (LEFT_OUT, None),
+        (("lpips=0", "ssim=0", "+reward.terms.ocr.only=a*"), None),
+        (("train.resume=auto",), None),
+        (("train.method=sft",), None),
+    ],
+)
+def test_terms_that_apply_to_no_training_prompt_are_refused(
+    tmp_path: Path, configs_dir: Path, overrides: tuple[str, ...], said: str | None
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = ({"prompt": 'a sign "GO"', "id": "a1"}, {"prompt": "a cat", "id": "b1"})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = (f"data.path={path}", "data.eval_path=tiny:heldout")
+    config = compose_config(configs_dir, "tiny", [*LEAST, *data, *overrides])
+    prompts = build_prompts(config)
+    if said is None:
+        check_used(config, prompts)
+    else:
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            check_used(config, prompts)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ class PromptSource(Protocol):
         """Width of the target images, pixels."""
         ...
 
+    def ids(self) -> list[str]:
+        """Ids of all prompts."""
+        ...
+
     def captions(self) -> list[str]:
         """Captions of all prompts, without loading a picture."""
         ...
@@ -97,6 +101,10 @@ class PromptSet:
     entries: tuple[PromptEntry, ...]
     height: int
     width: int
+
+    def ids(self) -> list[str]:
+        """Ids of all prompts."""
+        return [entry.prompt_id for entry in self.entries]
 
     def captions(self) -> list[str]:
         """Captions of all prompts, without loading a picture."""

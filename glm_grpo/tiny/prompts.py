@@ -51,6 +51,13 @@ class WorldPrompts:
     height: int = world.SIZE
     width: int = world.SIZE
 
+    def ids(self) -> list[str]:
+        """Ids of all prompts."""
+        words = [sign.word.lower() for sign in self.signs]
+        if not self.changes:
+            return words
+        return [f"{edit.kind}-{word}" for edit, word in zip(self.changes, words, strict=True)]
+
     def captions(self) -> list[str]:
         """Captions of all prompts, without drawing a picture."""
         if self.changes:
@@ -71,7 +78,7 @@ class WorldPrompts:
         """Digest of what each prompt asks to draw, by its id."""
         asked = zip(self.signs, self.changes or (None,) * len(self), strict=True)
         digests = [digest(repr(each).encode()) for each in asked]
-        return dict(zip(self._ids(), digests, strict=True))
+        return dict(zip(self.ids(), digests, strict=True))
 
     def has_targets(self) -> bool:
         """True: every sign can be drawn."""
@@ -85,7 +92,7 @@ class WorldPrompts:
         describe: Callable[..., Prompt] = partial(
             Prompt, texts=self.texts()[index], target=world.draw_sign(sign)
         )
-        prompt_id = self._ids()[index]
+        prompt_id = self.ids()[index]
         if not self.changes:
             return describe(prompt_id=prompt_id, prompt=world.caption(sign))
         edit = self.changes[index]
@@ -94,12 +101,6 @@ class WorldPrompts:
             prompt=edits.instruction(edit),
             sources=(world.draw_sign(edit.before),),
         )
-
-    def _ids(self) -> list[str]:
-        words = [sign.word.lower() for sign in self.signs]
-        if not self.changes:
-            return words
-        return [f"{edit.kind}-{word}" for edit, word in zip(self.changes, words, strict=True)]
 
 
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:

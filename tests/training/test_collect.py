@@ -261,6 +261,9 @@ class Listed(list[Prompt]):
 
     path, height, width = "listed", 32, 32
 
+    def ids(self) -> list[str]:
+        return [prompt.prompt_id for prompt in self]
+
     def captions(self) -> list[str]:
         return [prompt.prompt for prompt in self]
 

@@ -21,6 +21,9 @@ class Captions:
     def __init__(self, count):
         self.count = count
 
+    def ids(self):
+        return [str(index) for index in range(self.count)]
+
     def captions(self):
         return [f"prompt {index}" for index in range(self.count)]
 
