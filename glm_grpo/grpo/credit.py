@@ -27,8 +27,8 @@ class TokenPlaces:
         grid: The K places, row by row.
         own: Fraction of each place that a token draws; 1 for the place that contains a token of a
             finer grid.
-        to_go: `own`, plus the fraction of each place that later tokens of the same grid draw; at
-            most 1.
+        to_go: 1 for each place that the token or a later one of the same grid draws a part of:
+            all of what is earned there may depend on it.
     """
 
     grid: Grid
@@ -61,10 +61,8 @@ def token_places(token_grids: tuple[Grid, ...], grid: Grid) -> TokenPlaces:
             overlaps(tokens.rows, grid.rows), overlaps(tokens.columns, grid.columns)
         ).T
         drawn = torch.maximum(covered, inside)
-        # Summed from the end: what a token and all later ones cover.
-        rest = covered.flip(0).cumsum(dim=0).flip(0)
         own.append(drawn)
-        to_go.append(torch.maximum(drawn, rest).clamp(max=1.0))
+        to_go.append((drawn > 0).flip(0).cummax(dim=0).values.flip(0))
     return TokenPlaces(grid, torch.cat(own).float(), torch.cat(to_go).float())
 
 
@@ -84,7 +82,7 @@ def token_advantages(
     With c_rk, what place k earned of term r, less its mean over the group:
 
         own_t = sum over the places that token t draws of c_rk
-        to_go_t = the same, with all the places that are drawn after it in its grid
+        to_go_t = sum over these and all places that are not yet finished in its grid
         credit_rt = scale((1 - later) scale(own_t) + later scale(to_go_t))
         credit_t = sum over terms of credit_rt + what has no place
 
@@ -97,10 +95,10 @@ def token_advantages(
     but with `group_std`, which divides every group by itself, each group has its own: the tokens of
     one whose totals are nearly equal would exceed all others.
 
-    `later` = 1 is the reward-to-go, which is unbiased if a place depends, in each grid, only on
-    tokens up to its own; `later` = 0 compares a token by its own place alone. With one place, or no
-    term with places, every token has the advantage of its image. In flat groups everything is
-    exactly 0, and at each token the advantages of a group have a sum of zero.
+    `later` = 1 is the reward-to-go, which is unbiased if what a place earns depends, in each grid,
+    on no token after its last one; `later` = 0 compares a token by its own place alone. With one
+    place, or no term with places, every token has the advantage of its image. In flat groups
+    everything is exactly 0, and at each token the advantages of a group have a sum of zero.
 
     Source: reward-to-go: Williams 1992, "Simple statistical gradient-following algorithms",
     Machine Learning 8; the rest is this project's.

@@ -54,17 +54,15 @@ def test_tokens_of_a_finer_grid_share_a_place() -> None:
     places = token_places((Grid(2, 4),), Grid(1, 2))
     left, right = [1.0, 0.0], [0.0, 1.0]
     assert places.own.tolist() == [left, left, right, right] * 2
-    # A token covers a quarter of its place. When the right half of the first row begins, half of
-    # the left place is still to be drawn; in the second row, half of the right one.
-    first = [[1.0, 1.0]] * 2 + [[0.5, 1.0]] * 2
-    assert places.to_go.tolist() == [*first, *[[1.0, 0.5]] * 2, *[right] * 2]
+    # Until the last token of the left place is drawn, all of what it earns may depend on others.
+    assert places.to_go.tolist() == [*[[1.0, 1.0]] * 6, *[right] * 2]
 
 
 def test_grids_that_do_not_fit_draw_by_area() -> None:
     places = token_places((Grid(1, 2),), Grid(1, 3))
     # Each token covers one place and half of the middle one.
     assert places.own.tolist() == [[1, 0.5, 0], [0, 0.5, 1]]
-    assert places.to_go.tolist() == [[1, 1, 1], [0, 0.5, 1]]
+    assert places.to_go.tolist() == [[1, 1, 1], [0, 1, 1]]
 
 
 def test_edits_have_no_preview() -> None:
@@ -208,3 +206,31 @@ def test_a_policy_with_independent_places_has_a_cleaner_gradient_by_place() -> N
         mean = gradients.mean(dim=0)
         noise = (gradients - mean).square().sum(dim=1).mean()
         assert (mean.square().sum() / noise).item() == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid"),
+    [(Grid(2, 2), Grid(1, 2)), (Grid(1, 4), Grid(1, 3)), (Grid(2, 2), Grid(2, 2))],
+)
+def test_reward_to_go_has_the_direction_of_the_exact_gradient(tokens: Grid, grid: Grid) -> None:
+    # All 16 images of four tokens, each 0 or 1, whose logits depend on all tokens before.
+    images = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)
+    before = (images * 2 ** torch.arange(4.0)).cumsum(dim=1).roll(1, dims=1)
+    before[:, 0] = 0
+    logits = random_parts(4, 8).requires_grad_()
+    chosen = logits[torch.arange(4), before.long()] * (2 * images - 1)
+    log_probs = torch.nn.functional.logsigmoid(chosen)
+    # What a place earns depends on its tokens in any way, and on no others.
+    places = token_places((tokens,), grid)
+    earned = (images * 3 ** torch.arange(4.0) @ (places.own > 0).float()).cos()
+    exact = (log_probs.sum(dim=1).exp() * earned.sum(dim=1)).sum()
+    # All pairs of images as groups of two, each as often as it is drawn.
+    pairs = torch.cartesian_prod(torch.arange(16), torch.arange(16))
+    advantages = credit(earned[pairs][:, :, None], places, later=1.0)
+    frequency = log_probs.detach().sum(dim=1).exp()[pairs].prod(dim=1)
+    learned = (frequency[:, None, None] * advantages * log_probs[pairs]).sum()
+    gradients = [
+        torch.autograd.grad(value, logits, retain_graph=True)[0].flatten()
+        for value in (exact, learned)
+    ]
+    assert torch.cosine_similarity(*gradients, dim=0).item() == pytest.approx(1.0, abs=1e-5)
