@@ -56,6 +56,8 @@ _NUMBERS = ("total", "penalty", "advantage")
 SCHEMA = 2
 """Version of the data files, for scripts that read them."""
 _CHUNK_STEPS = 10
+_LEAST_SCALE = 0.25
+"""Of the largest credit of a step: colours of groups in which hardly anything differs stay pale."""
 
 _OVERVIEW = ("reward/mean", "reward/std", "eval/total", "canary/departures")
 """Metrics of all steps that the first page shows before any other file is loaded."""
@@ -406,12 +408,13 @@ def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
     """What places and pieces of the pictures of a step earned; None with credit by image.
 
     Groups go by their first picture. The credit of places is whole numbers of a `unit` that leaves
-    the largest of the group three digits: a large picture has 1,024 of them.
+    the largest of the group three digits: a large picture has 1,024 of them. The `scale` is the
+    credit of the strongest colour.
 
     Returns:
-        `{picture: {"unit": reward per 1, "places": [image][row][column], "pieces": {term:
-        [image][piece] of text, does it raise the score, left, top, right, bottom}}}`, edges in
-        pixels.
+        `{picture: {"unit": reward per 1, "scale": units, "places": [image][row][column], "pieces":
+        {term: [image][piece] of text, does it raise the score, left, top, right, bottom}}}`, edges
+        in pixels.
     """
     try:
         table = read_table(records.folder.rollout_path(step), CREDIT_COLUMNS)
@@ -421,13 +424,18 @@ def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
     if CREDIT not in table.column_names:
         return None
     columns = table.to_pydict()
+    groups = [
+        (rows, np.array(columns[CREDIT][rows], dtype=np.float64))
+        for rows in _rows_by_prompt(columns["prompt_id"])
+    ]
+    least_scale = _LEAST_SCALE * max(np.abs(credit).max() for _, credit in groups)
     data = {}
-    for rows in _rows_by_prompt(columns["prompt_id"]):
-        credit = np.array(columns[CREDIT][rows], dtype=np.float64)
+    for rows, credit in groups:
         largest = np.abs(credit).max()
         digits = 2 - math.floor(math.log10(largest)) if largest else 0
         data[picture_name(columns["image"][rows.start])] = {
             "unit": float(f"1e{-digits}"),
+            "scale": round(max(largest, least_scale) * 10.0**digits),
             "places": np.rint(credit * 10.0**digits).astype(int).tolist(),
             "pieces": {
                 name.removeprefix(PIECES): [list(map(_piece, found)) for found in column[rows]]

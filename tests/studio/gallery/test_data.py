@@ -207,7 +207,8 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
 
 def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
     run.record_step(2)
-    # Of one row of two places: three digits of the largest of each group, 0.0625 and 20.
+    # Of one row of two places: three digits of the largest of each group, 0.0625 and 20. No scale
+    # is below a quarter of the larger one.
     first, second = [[[0.0625, -0.012]], [[-0.00004, 0.025]]], [[[20.0, 0.0]], [[-3.0, 9.0]]]
     run.places = torch.tensor([first, second])
     letters = Piece(0.25, 1.26, 2.0, 3.0, 4.0, "<"), Piece(0.0, 0.0, 0.0, 8.0, 8.0, "F")
@@ -219,6 +220,7 @@ def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
     assert run.data("credit-000003") == {
         "step-000003/kite-0.png": {
             "unit": 1e-4,
+            "scale": 50_000,
             "places": [[[625, -120]], [[0, 250]]],
             "pieces": {
                 "ocr": [[["<", True, 1.3, 2, 3, 4], ["F", False, 0, 0, 8, 8]], []],
@@ -226,6 +228,7 @@ def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
         },
         "step-000003/b-0.png": {
             "unit": 0.1,
+            "scale": 200,
             "places": [[[200, 0]], [[-30, 90]]],
             "pieces": {},
         },

@@ -6,13 +6,13 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { signed, useLoaded } = parts;
-  const { useLayoutEffect, useMemo, useRef, useState } = preactHooks;
+  const { useLayoutEffect, useRef, useState } = preactHooks;
 
   /* Blue-green and orange-red: also for readers who do not tell red from green one is bluish and
      dark, the other yellowish and bright. The same as in credit.css. */
   const MORE = [0, 128, 138];
   const LESS = [232, 89, 12];
-  /* Of the largest credit of a group; the picture is still seen through it. */
+  /* Of the scale of a group; the picture is still seen through it. */
   const STRONGEST = 0.85;
   /* So many places at most have their numbers written in them. */
   const MOST_NUMBERS = 100;
@@ -61,10 +61,10 @@
 
   /** What the colours mean; of one group with their scale. */
   function Legend({ credit }) {
-    const largest = credit && largestOf(credit);
+    const scale = credit?.scale;
     return html`<p class="credit-legend">
-      <span class="credit-scale">${largest ? say(-largest, credit) : "less"}<span class="credit-ramp" aria-hidden="true"></span>${
-        largest ? say(largest, credit) : "more"}</span>
+      <span class="credit-scale">${scale ? say(-scale, credit) : "less"}<span class="credit-ramp" aria-hidden="true"></span>${
+        scale ? say(scale, credit) : "more"}</span>
       <span><b class="is-more">Blue-green</b> places earned more of the total than the same places do
         in the group's samples on average, ${" "}<b class="is-less">orange</b> places earned less.
         Boxes are what terms found, such as letters that OCR read. Those that do not raise the term's
@@ -74,9 +74,8 @@
 
   /** The scale of a group's colours, in words. */
   function Scale({ credit }) {
-    const largest = largestOf(credit);
     return html`<span class="soft">${
-      largest ? `strongest colour: ${say(largest, credit).replace("+", "\u00b1")}` : "no place differs"
+      largestOf(credit) ? `strongest colour: ${say(credit.scale, credit).replace("+", "\u00b1")}` : "no place differs"
     }</span>`;
   }
 
@@ -89,10 +88,9 @@
   function CreditOver({ credit, sample, isLarge }) {
     const places = credit.places[sample];
     const [rows, columns] = [places.length, places[0].length];
-    const largest = useMemo(() => largestOf(credit), [credit]);
     const canvas = useRef(null);
     const [at, setAt] = useState(null);
-    useLayoutEffect(() => paint(canvas.current, places, largest), [places, largest]);
+    useLayoutEffect(() => paint(canvas.current, places, credit.scale), [places, credit.scale]);
     const look = (event) => {
       const { left, top, width, height } = event.currentTarget.getBoundingClientRect();
       const within = (share, count) => Math.min(Math.max(Math.floor(share * count), 0), count - 1);
@@ -120,11 +118,11 @@
     </span>`;
   }
 
-  function paint(canvas, places, largest) {
+  function paint(canvas, places, scale) {
     const context = canvas.getContext("2d");
     const image = context.createImageData(canvas.width, canvas.height);
     places.flat().forEach((units, place) => {
-      const alpha = largest ? (Math.abs(units) / largest) * STRONGEST * 255 : 0;
+      const alpha = scale ? (Math.abs(units) / scale) * STRONGEST * 255 : 0;
       image.data.set([...(units < 0 ? LESS : MORE), alpha], 4 * place);
     });
     context.putImageData(image, 0, 0);
