@@ -218,3 +218,23 @@ def test_smoothing_and_bands_are_those_of_the_values_and_of_training(
     # It ends where values do; 0.5 +- 60 * 0.125 * sqrt(1/4 + 1/16) otherwise.
     found = page.evaluate(call, ["edge_density", asdict(BAND), 60, [4]])
     assert (found["low"], found["high"]) == ([0], [1])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "most"),
+    [
+        # At least 2 % of the largest value, around the middle.
+        (1.0005, 1.001, 0.99074, 1.01076),
+        (-1.001, -1.0005, -1.01076, -0.99074),
+        # A change of 2.5 % fills the axis, with a tenth of it, rounded up, on either side.
+        (0.975, 1.0, 0.972, 1.003),
+        (1.0, 1.0, 0.9, 1.1),
+        (0.0, 0.0, 0.0, 1.0),
+    ],
+)
+def test_an_axis_does_not_magnify_small_changes(
+    open_gallery: OpenGallery, run: RunFolder, low: float, high: float, least: float, most: float
+) -> None:
+    page = open_gallery("curves", run=run)
+    ends = page.evaluate(f"glmGallery.curveLayout.yRange(null, {low}, {high})")
+    assert ends == pytest.approx([least, most], abs=1e-6)

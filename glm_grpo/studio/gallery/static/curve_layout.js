@@ -15,6 +15,8 @@
   const FAINT_ALPHA = "59";
   /* Of the largest value: a smaller span is the rounding of 32-bit numbers. */
   const FLAT = 1e-6;
+  /* Of the largest value: an axis has at least this span, so that small changes look small. */
+  const LEAST_SPAN = 0.02;
   /* Sizes that an axis tells from 0 and from infinity: uPlot rounds to 24 decimals. */
   const SMALLEST = 1e-15;
   const LARGEST = 1e300;
@@ -142,6 +144,10 @@
     const size = Math.max(Math.abs(low), Math.abs(high));
     if (size < SMALLEST) return [0, 1];
     if (high - low <= FLAT * size) return [low - size / 10, high + size / 10];
+    if (high - low < LEAST_SPAN * size) {
+      const beside = (LEAST_SPAN * size - (high - low)) / 2;
+      return [low - beside, high + beside];
+    }
     const [from, to] = uPlot.rangeNum(low, high, 0.1, true);
     // It rounds ends that share their first six digits, at times to one number.
     const room = (high - low) / 10;
