@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,7 +41,12 @@ class AdaptedLinear(LoraLinear):
     The factors stay in fp32, where the optimizer changes them. peft multiplies in fp32 as well,
     which causes most of a step's elementwise traffic, although the sum is rounded to the states'
     dtype anyway. For fp32 states this calls peft's code and is bitwise equal.
+
+    Attributes:
+        held: Cast factors by dtype, inside `held_factors`.
     """
+
+    held: dict[torch.dtype, tuple[Tensor, Tensor]] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -60,6 +67,22 @@ class AdaptedLinear(LoraLinear):
         return added.unflatten(0, x.shape[:-1])
 
 
+@contextmanager
+def held_factors(model: nn.Module) -> Iterator[None]:
+    """Cast the factors of each layer only once inside, where nothing may change them.
+
+    For a rollout of 24 layers, that saves 336 casts and 168 products per token.
+    """
+    layers = [each for each in model.modules() if isinstance(each, AdaptedLinear)]
+    for layer in layers:
+        layer.held = {}
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.held = None
+
+
 def half_factors(
     module: Any, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "r D"], Float[Tensor, "O r"]] | None:
@@ -76,8 +99,12 @@ def half_factors(
     if dtype not in _HALF or not is_adapted or not module.is_plain:
         return None
     (name,) = module.active_adapters
-    up = module.lora_B[name].weight * module.scaling[name]
-    return module.lora_A[name].weight.to(dtype), up.to(dtype)
+    held = {} if module.held is None else module.held
+    if dtype not in held:
+        up = module.lora_B[name].weight * module.scaling[name]
+        held[dtype] = module.lora_A[name].weight.to(dtype), up.to(dtype)
+    factors: tuple[Tensor, Tensor] = held[dtype]
+    return factors
 
 
 def add_adapter(

@@ -16,6 +16,7 @@ from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, draw_uniform
 from glm_grpo.models.janus_pro.network import JanusNetwork, positions
 from glm_grpo.models.janus_pro.prompt_inputs import PromptInputs
 from glm_grpo.models.janus_pro.token_step import StepBuilder, TokenStep
+from glm_grpo.models.lora import held_factors
 from glm_grpo.models.memory import PREFILLED_AT_ONCE
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
@@ -49,7 +50,7 @@ def sample_rollout(
             and token.
     """
     # Cheaper than `no_grad`; autograd cannot use its tensors, so copies are returned.
-    with torch.inference_mode():
+    with torch.inference_mode(), held_factors(network.language_model):
         sampled = _sample_grids(network, inputs, batch, num_tokens, truncation, build_step, count)
     return join_drawn(sampled, batch, phase)
 
