@@ -133,6 +133,23 @@ def test_layers_stay_eager_where_compiling_fails(build, batch, backend, reason, 
     assert all(layer.gradient_checkpointing for layer in layers_of(policy))
 
 
+def test_layers_stay_eager_where_their_cache_has_another_name(build, batch, caplog):
+    policy = build("eager")
+    rollout = policy.sample(batch)
+
+    # As transformers from 5.24 on.
+    def rename(layer, args, kwargs):
+        cache = kwargs.pop("past_key_values")
+        return args, kwargs | {"cache": cache}
+
+    for layer in layers_of(policy):
+        layer.register_forward_pre_hook(rename, with_kwargs=True)
+    policy.replay(batch, rollout, ROWS)
+    assert {type(layer) for layer in layers_of(policy)} == {GlmImageTextDecoderLayer}
+    (warning,) = warnings_of(caplog)
+    assert "past_key_values" in warning
+
+
 def kept_bytes(policy, batch, rollout):
     """Of what a backward pass needs, weights aside."""
     sizes = {}

@@ -31,10 +31,14 @@ _logger = logging.getLogger(__name__)
 class _CompiledLayer(GlmImageTextDecoderLayer):
     """A decoder layer that runs compiled on whole rows, and eagerly with a cache."""
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
-        is_cached = kwargs.get("past_key_values") is not None
-        read = GlmImageTextDecoderLayer.forward if is_cached else self.compiled
-        return read(self, hidden_states, **kwargs)
+    def forward(self, hidden_states: Tensor, *, past_key_values: Any, **kwargs: Any) -> Any:
+        # Required: if a cache came under another name, as from transformers 5.24 on, the compiled
+        # function would fill it.
+        if past_key_values is None:
+            return self.compiled(self, hidden_states, **kwargs)
+        return GlmImageTextDecoderLayer.forward(
+            self, hidden_states, past_key_values=past_key_values, **kwargs
+        )
 
 
 def _read(layer: _CompiledLayer, hidden_states: Tensor, **kwargs: Any) -> Any:
