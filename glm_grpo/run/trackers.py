@@ -348,6 +348,8 @@ class Trackers:
 
 
 class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
+    _has_failed = False
+
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the configuration in the run's own file.
 
@@ -357,14 +359,30 @@ class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
         for summary in summary_module.hparams(values, {}):
             self.writer.file_writer.add_summary(summary)
 
+    def log(self, values: dict[str, float], step: int | None = None, **kwargs: Any) -> None:
+        with self._writing():
+            super().log(values, step=step, **kwargs)
+
     def show(self, table: PictureTable, values: Distributions, step: int) -> None:
-        for name, strip in table.strips.items():
-            pixels = numpy.asarray(strip)
-            self.writer.add_image(f"{table.name}/{name}", pixels, step, dataformats="HWC")
-        self.writer.add_text(f"{table.name}/table", to_markdown(table), step)
-        for name, each in values.items():
-            self.writer.add_histogram(name, each, step)
-        self.writer.flush()
+        with self._writing():
+            for name, strip in table.strips.items():
+                pixels = numpy.asarray(strip)
+                self.writer.add_image(f"{table.name}/{name}", pixels, step, dataformats="HWC")
+            self.writer.add_text(f"{table.name}/table", to_markdown(table), step)
+            for name, each in values.items():
+                self.writer.add_histogram(name, each, step)
+            self.writer.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Begin a new file after an error: a writer repeats its first one at every later call."""
+        if self._has_failed:
+            # Nothing is overwritten, as by a resumed run.
+            self.init_kwargs = {}
+            self.start()
+        self._has_failed = True
+        yield
+        self._has_failed = False
 
 
 class _WandB(WandBTracker):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import json
@@ -19,6 +20,7 @@ from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, WandBTracker
 from accelerate.utils import LoggerType
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
 
 from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
@@ -164,6 +166,35 @@ def test_tensorboard_shows_the_groups_of_a_step_and_how_their_rewards_are_spread
     assert (rewards.step, rewards.histogram_value.num) == (1, 4)
     assert rewards.histogram_value.max == pytest.approx(0.22)
     assert advantages.histogram_value.sum == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_tensorboard_goes_on_after_a_write_that_failed(
+    tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG, ABOUT)
+    trackers.go_on_after(0)
+    trackers.log(1, values_of(1))
+    append = LocalFileSystem.append
+
+    def fill(files: LocalFileSystem, path: str, content: bytes, binary_mode: bool) -> None:
+        append(files, path, content[: len(content) // 2], binary_mode)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "append", fill)
+        trackers.log(2, values_of(2))
+    trackers.log_evaluation(replace(make_evaluation(), step=2))
+    trackers.log(3, values_of(3))
+    trackers.close()
+
+    (warning,) = caplog.messages
+    assert "No space left on device" in warning
+    events = read_events(tmp_path)
+    for name in NAMES:
+        scalars = [(event.step, event.value) for event in events.Scalars(name)]
+        assert scalars == [(1, 1.5), (3, 3.5)]
+    assert [strip.step for strip in events.Images("evaluation/sign")] == [2]
 
 
 def wandb_files(folder: Path) -> list[Path]:
