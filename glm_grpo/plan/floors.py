@@ -166,6 +166,7 @@ def _work(
         language,
         sequences,
         updates=config.train.updates_per_rollout,
+        minibatches=config.train.minibatches_per_rollout,
         is_full=config.model.adapter is None,
         is_checkpointing=config.model.gradient_checkpointing,
         needs_reference=config.needs_reference,
@@ -270,6 +271,7 @@ def update_flops(
     is_full: bool,
     is_checkpointing: bool,
     needs_reference: bool,
+    minibatches: int = 1,
 ) -> int:
     """Operations of replay, backward pass and reference, over all images of a step.
 
@@ -284,6 +286,7 @@ def update_flops(
             adapters.
         is_checkpointing: Whether the backward pass recomputes layers.
         needs_reference: Whether a KL to the reference has a weight.
+        minibatches: Parts of a rollout; all but the first are scored once more before the updates.
     """
     length = sizes.prompt_tokens + sizes.tokens - 1
     layers = work.rows * 2 * work.layer_entries * length
@@ -291,8 +294,8 @@ def update_flops(
     attention = work.rows * _attention_flops(work, _causal_pairs(length))
     again = int(is_checkpointing)
     an_update = (2 + is_full + again) * layers + (2 + is_full) * head + (3 + again) * attention
-    reference = layers + head + attention if needs_reference else 0
-    return sizes.images * (updates * an_update + reference)
+    scored = needs_reference + 1 - 1 / minibatches
+    return round(sizes.images * (updates * an_update + scored * (layers + head + attention)))
 
 
 def _forward_flops(work: LanguageWork, length: int, *, scored: int) -> int:

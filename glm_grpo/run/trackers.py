@@ -378,7 +378,7 @@ class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
         """Begin a new file after an error: a writer repeats its first one at every later call."""
         if self._has_failed:
             # Nothing is overwritten, as by a resumed run.
-            self.init_kwargs = {}
+            self.init_kwargs: dict[str, object] = {}
             self.start()
         self._has_failed = True
         yield

@@ -71,8 +71,10 @@ def test_find_device_knows_the_form_whose_figures_it_has(name, key):
         ({"needs_reference": True}, 3 * 800 + 3 * 60 + 4 * 80),
         # The reference is run once for all updates.
         ({"needs_reference": True, "updates": 3}, 7 * 800 + 7 * 60 + 10 * 80),
+        # Half of the images are seen first by a policy that has moved.
+        ({"minibatches": 2}, 2.5 * 800 + 2.5 * 60 + 3.5 * 80),
     ],
-    ids=["adapters", "full", "checkpointing", "reference", "three updates"],
+    ids=["adapters", "full", "checkpointing", "reference", "three updates", "minibatches"],
 )
 def test_update_flops_count_every_pass(changes, an_image):
     assert update_flops(WORK, SEQUENCES, **PLAIN | changes) == 6 * an_image
