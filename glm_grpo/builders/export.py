@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -67,6 +68,9 @@ def export_model(
     )
     with storage_errors("write", directory):
         family.export(policy, pipeline, settings, directory, kind=kind)
+        # safetensors writes files that only their owner can read.
+        for path in directory.rglob("*.safetensors"):
+            shutil.copymode(directory / README, path)
     return directory / README
 
 

@@ -232,8 +232,12 @@ def _save_tensors(file: Path, named_tensors: Mapping[str, Tensor]) -> None:
         # safetensors refuses tensors that share memory, such as tied weights and slices.
         separate[name] = on_cpu.clone() if storage in storages else on_cpu
         storages.add(storage)
+    file.touch()
+    mode = file.stat().st_mode
     try:
+        # Replaces the file by one that only its owner can read.
         save_file(separate, file)
+        file.chmod(mode)
     except SafetensorError as error:
         # safetensors wraps the system's error and keeps its code only in the text.
         match = _OS_ERROR_CODE.search(str(error))

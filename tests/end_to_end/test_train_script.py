@@ -153,6 +153,9 @@ def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, 
     assert prompt in read_table(RunFolder(run[0]).evaluation_path(1))["prompt"].to_pylist()
     assert re.search(r"\| cost \| 4 images sampled, 0:0\d:\d\d \(h:mm:ss\) on CPU", card)
     assert "226 for training, 2 held out." in card
+    # As those that the run wrote, for this user's group and others too.
+    modes = {path.stat().st_mode for path in folder.rglob("*.safetensors")}
+    assert modes == {RunFolder(run[0]).config_path.stat().st_mode}
     for picture in ("before_after.png", "curve.png"):
         assert f"]({picture})" in card
         assert Image.open(folder / picture).width > 300

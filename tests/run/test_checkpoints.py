@@ -64,6 +64,18 @@ def test_save_checkpoint_takes_tensors_that_share_memory(tmp_path: Path) -> None
     assert loaded["part"].tolist() == [1, 2]
 
 
+def test_checkpoints_are_readable_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = save(RunFolder(tmp_path), 1)
+    finally:
+        os.umask(before)
+    assert {each.name: each.stat().st_mode & 0o777 for each in path.iterdir()} == {
+        "checkpoint.json": 0o640,
+        "policy.safetensors": 0o640,
+    }
+
+
 def test_values_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1)
