@@ -32,6 +32,7 @@ from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.files import shorten
 from glm_grpo.data.prompts import (
     PromptSource,
+    shared_rows,
 )
 from glm_grpo.errors import ConfigError, Errors
 from glm_grpo.models.base import ReservedTokens
@@ -216,8 +217,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
                 )
     family = family_of(config.model.path)
     lines += [line for of, each in prompts.named() for line in _hint_at_quoting(family, of, each)]
-    trained = set(prompts.training.identities())
-    rows = [row for row, each in enumerate(prompts.held_out.identities()) if each in trained]
+    rows = shared_rows(prompts.held_out, prompts.training)
     if rows:
         lines.append(
             f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "

@@ -26,6 +26,11 @@ def describe_bytes(number: int) -> str:
     return f"{number} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as `1 prompt` and `1,200 prompts`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def printable(text: str) -> str:
     """Escape control characters in untrusted text for the terminal.
 

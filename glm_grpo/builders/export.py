@@ -17,6 +17,9 @@ from glm_grpo.models.export import README, StockSettings, find_license
 from glm_grpo.run.folder import storage_errors
 from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, known_form
 
+_METHODS = {"grpo": ("grpo", "reinforcement-learning"), "sft": ("sft",)}
+"""Tags of a page by `train.method`."""
+
 _TINY_LICENSE = "apache-2.0"
 """Licence of the package."""
 
@@ -64,7 +67,8 @@ def export_model(
         training=training,
         prompt=prompt or _example_prompt(config),
         num_sources=config.data.sources,
-        notes=_notes_on_prompts(config),
+        notes=_notes(config),
+        method=_METHODS[config.train.method],
     )
     with storage_errors("write", directory):
         family.export(policy, pipeline, settings, directory, kind=kind)
@@ -74,11 +78,22 @@ def export_model(
     return directory / README
 
 
-def _notes_on_prompts(config: Config) -> tuple[str, ...]:
-    if config.model.path != TINY:
-        return ()
-    form = known_form(is_edit=config.data.sources > 0)
-    return (f"The model knows only prompts of the form `{form}`.",)
+def _notes(config: Config) -> tuple[str, ...]:
+    notes = []
+    if config.model.path == TINY:
+        form = known_form(is_edit=config.data.sources > 0)
+        notes.append(f"The model knows only prompts of the form `{form}`.")
+    if config.model.quantization is not None:
+        notes.append(
+            "The run loaded the language model in 4 bits. The calls load it in "
+            f"{config.model.dtype}, so images differ from those of the run."
+        )
+    if config.decode.quantization is not None:
+        notes.append(
+            "The run decoded with weights in 8 bits. The calls decode with "
+            f"{config.model.dtype}, so images differ slightly from those of the run."
+        )
+    return tuple(notes)
 
 
 def _example_prompt(config: Config) -> str:

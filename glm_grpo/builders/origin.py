@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from glm_grpo.builders.models import model_path
 from glm_grpo.config import Config, local_paths
 from glm_grpo.config.paths import custom_functions
-from glm_grpo.data.prompts import PromptSource
+from glm_grpo.data.prompts import PromptSource, shared_rows
 from glm_grpo.digests import digest, digest_files
 from glm_grpo.run.folder import storage_errors
 from glm_grpo.run.origin import Origin
@@ -44,14 +44,19 @@ def describe_origin(
         StorageError: A file cannot be read.
         RewardError: A scorer in another process does not answer.
     """
+    digests, shared = _digest_prompts(held_out), None
+    if training is not None:
+        ids = [*digests]
+        shared = tuple(ids[row] for row in shared_rows(held_out, training))
     return Origin(
         began=datetime.now(UTC).isoformat(timespec="seconds"),
-        held_out=_digest_prompts(held_out),
+        held_out=digests,
         training={} if training is None else _digest_prompts(training),
         files=_digest_files(config),
         code=_digest_code(config),
         scorers=_find_scorers(config),
         versions=_find_versions(),
+        shared=shared,
     )
 
 

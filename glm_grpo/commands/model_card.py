@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
 from glm_grpo.models.export import describe_decoding
-from glm_grpo.output import without_folders
+from glm_grpo.output import counted, without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import Origin, read_origin
@@ -90,7 +91,7 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         _describe_run(config, origin, step=step),
         "## Held-out prompts, before and after\n",
         *(_describe_sheet(prompts) if _SHEET in pictures else []),
-        *_describe_figures(folder, config, rows, step=step),
+        *_describe_figures(folder, config, origin, rows, step=step),
         *([f"![Scores during training]({_CURVE})\n"] if _CURVE in pictures else []),
     ]
     training = [
@@ -105,11 +106,14 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
 def _describe_run(config: Config, origin: Origin | None, *, step: int) -> str:
     """Say in one paragraph what was trained for what."""
     method = "GRPO" if config.train.method == "grpo" else "supervised fine-tuning"
-    prompts = "" if origin is None else f" on {len(origin.training)} prompts"
+    start = "" if config.model.start_from is None else ", from the weights of another run"
+    prompts = counted(config.rollout.prompts_per_step, "prompt")
+    if origin is not None:
+        prompts += f" from a set of {len(origin.training):,}"
     return (
         f"glm-grpo trained the autoregressive language model, which chooses the tokens of an "
-        f"image, with {method} for {step} steps{prompts}. The decoder, which turns tokens into "
-        "pixels, is unchanged.\n"
+        f"image, with {method} for {counted(step, 'step')} of {prompts}{start}. The decoder, which "
+        "turns tokens into pixels, is unchanged.\n"
     )
 
 
@@ -118,20 +122,25 @@ def _describe_sheet(prompts: Sequence[str]) -> list[str]:
     lines = "".join(f"{number}. {_text(prompt)}\n" for number, prompt in enumerate(shown, 1))
     return [
         f"![Held-out prompts before and after training]({_SHEET})\n",
-        "The held-out prompts whose total changed most, up or down, with the same seeds each "
-        f"time:\n\n{lines}",
+        "The held-out prompts whose first image changed most in its total, up or down, with the "
+        f"same seeds each time:\n\n{lines}",
     ]
 
 
 def _describe_figures(
-    folder: RunFolder, config: Config, rows: Sequence[MetricsRow], *, step: int
+    folder: RunFolder,
+    config: Config,
+    origin: Origin | None,
+    rows: Sequence[MetricsRow],
+    *,
+    step: int,
 ) -> list[str]:
     try:
         summary = summarise_until(folder, step)
     except StorageError:
         return ["The evaluations of the run cannot be read.\n"]
     if summary is None:
-        return ["The run had no evaluation after its start when this was exported.\n"]
+        return [f"The run has no evaluation between its start and step {step}.\n"]
     untrained = untrained_means(folder)
     columns = ["", *(["untrained"] if untrained else []), "before", "after", "change"]
     cells = [change_row(row) for row in summary.rows]
@@ -142,14 +151,34 @@ def _describe_figures(
     start = "the start of the run"
     if untrained:
         start = "the start of the run (which began with the weights of another one)"
+    at = f"step {summary.step}"
+    if summary.step != step:
+        at += f" (the weights of this page are those of step {step})"
+    intervals = ""
+    if not all(math.isnan(row.low) for row in summary.rows):
+        intervals = " The intervals are 95 % bootstrap intervals of the change, over prompts."
+    changed = ""
+    if origin is not None and origin.changed:
+        keys = ", ".join(f"`{key}`" for key in origin.changed)
+        changed = f" What {keys} names changed during the run: scores may not be comparable."
     return [
-        f"Mean scores on {summary.prompts} prompts that were not used in training, at {start} and "
-        f"at step {summary.step}; higher is better. The intervals are 95 % bootstrap intervals of "
-        "the change, over prompts.\n\n"
-        f"{_table([*columns, '95 % interval'], cells)}{below}",
+        f"Mean scores on {_held_out(summary.prompts, origin)}, at {start} and at {at}; higher is "
+        f"better.{intervals}{changed}\n\n{_table([*columns, '95 % interval'], cells)}{below}",
         *_describe_scores(config, {row.name for row in summary.rows}),
         *_describe_canaries(rows),
     ]
+
+
+def _held_out(number: int, origin: Origin | None) -> str:
+    """Say how many held-out prompts there are, and how many of them are training prompts."""
+    prompts = counted(number, "held-out prompt")
+    if origin is None or origin.shared is None:
+        return prompts
+    if not origin.shared:
+        return (
+            f"{prompts}, {'which is no' if number == 1 else 'none of which is a'} training prompt"
+        )
+    return f"{prompts}, among them {counted(len(origin.shared), 'training prompt')}"
 
 
 def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
@@ -161,55 +190,45 @@ def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
     if OCR_EXACT in scored:
         terms.append((OCR_EXACT, "-", "Fraction of images whose text is read without a mistake."))
     total = (
-        "`total` is the reward, their weighted sum. Where a term does not apply, the others share "
-        "its weight."
+        "`total` is their weighted sum. Where a term does not apply, the others share its weight."
     )
     if config.reward.combine != "weighted_sum":
         total = (
-            "`total` is the reward: their weighted sum after each is standardised, in standard "
-            "deviations of the untrained model's scores."
+            "`total` is their weighted sum after each is standardised, in standard deviations of "
+            "its scores at the start of the run."
         )
+    if config.train.method != "grpo":
+        total += " Scores were not trained on."
     table = _table(["score", "weight", "what it measures; higher is better"], terms)
     return [f"What the scores are:\n\n{table}\n{total}\n"]
 
 
 def _describe_canaries(rows: Sequence[MetricsRow]) -> list[str]:
-    """Warn if canaries were outside their bands at the last step."""
-    departures = rows[-1].get("canary/departures") if rows else None
-    if not departures:
+    """Warn if canaries were outside their bands when they were last measured."""
+    found = [row["canary/departures"] for row in rows if row.get("canary/departures") is not None]
+    if not found or not found[-1]:
         return []
     return [
-        f"At the end, {departures:g} measures outside the reward (canaries) were outside the range "
-        "of the untrained model: look at images before you trust the scores.\n"
+        "At the end, measures outside the reward (canaries) were outside the range that they had "
+        "at the start of the run: look at images before you trust the scores.\n"
     ]
 
 
 def _describe_settings(
     config: Config, origin: Origin | None, rows: Sequence[MetricsRow], *, step: int
 ) -> str:
-    method = "supervised fine-tuning on target images"
-    if config.train.method == "grpo":
-        method = (
-            f"GRPO, loss `{config.loss.kind}`, KL weight {config.loss.kl_coef:g}, credit by "
-            f"{config.advantage.credit}"
-        )
-    adapter = config.model.adapter
-    trained = "all weights of the language model"
-    if adapter is not None:
-        trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
     rollout = config.rollout
     values = {
         "base model": _public(config.model.path),
-        "method": f"{method}; the decoder stays frozen",
-        "trained": trained,
-        "steps": f"{step}, of {rollout.prompts_per_step} prompts with {rollout.group_size} images "
-        "each",
-        "optimizer": f"learning rate {config.optim.learning_rate:g}",
+        "method": f"{_describe_method(config)}; the decoder stays frozen",
+        "trained": _describe_trained(config),
+        "steps": _describe_steps(config, step),
+        "optimizer": _describe_optimizer(config),
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
-        "decoding": describe_decoding(config.decode),
+        "decoding": _describe_decoding(config),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "seeds": f"training {config.train.seed}, evaluations {config.eval.seed}",
-        "cost": _describe_cost(config, origin, rows, step=step),
+        "cost": _describe_cost(config, origin, rows),
     }
     if config.model.start_from is not None:
         values["started from"] = _public(config.model.start_from)
@@ -218,13 +237,68 @@ def _describe_settings(
     return f"## How it was trained\n\n{_table(['setting', 'value'], values.items())}"
 
 
-def _describe_cost(
-    config: Config, origin: Origin | None, rows: Sequence[MetricsRow], *, step: int
-) -> str:
+def _describe_method(config: Config) -> str:
+    if config.train.method == "sft":
+        return "supervised fine-tuning on target images"
+    parts = [
+        f"GRPO, loss `{config.loss.kind}`",
+        f"KL weight {config.loss.kl_coef:g}",
+        f"credit by {config.advantage.credit}",
+    ]
+    if config.anchor.is_used:
+        parts.append("with a term of supervised fine-tuning on target images")
+    if config.train.mode == "async":
+        parts.append("asynchronous")
+    return ", ".join(parts)
+
+
+def _describe_trained(config: Config) -> str:
+    adapter, bits = config.model.adapter, config.model.quantization
+    trained = "all weights of the language model"
+    if adapter is not None:
+        trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
+    if bits is not None:
+        trained += f", whose weights were loaded in 4 bits ({bits})"
+    if config.eval.ema_decay is not None:
+        trained += f"; these are a moving average (decay {config.eval.ema_decay:g})"
+    return trained
+
+
+def _describe_steps(config: Config, step: int) -> str:
+    planned = config.train.steps
+    steps = f"{step}" if step == planned else f"{step} of {planned} planned"
+    prompts = counted(config.rollout.prompts_per_step, "prompt")
+    if config.train.method == "sft":
+        return f"{steps}, each on the target images of {prompts}"
+    return f"{steps}, each on {prompts} with {config.rollout.group_size} images per prompt"
+
+
+def _describe_optimizer(config: Config) -> str:
+    optim, updates = config.optim, counted(config.train.updates_per_step, "update")
+    warmup = f", {counted(optim.warmup_steps, 'step')} of warm-up" if optim.warmup_steps else ""
+    rate = f"learning rate at most {optim.learning_rate:g} ({optim.schedule}{warmup})"
+    return f"AdamW, {updates} per step, {rate}"
+
+
+def _describe_decoding(config: Config) -> str:
+    decode = config.decode
+    described = describe_decoding(decode)
+    if config.train.method == "grpo" and decode.training_steps != decode.steps:
+        described += f"; in training {counted(decode.training_steps, 'step')}"
+    if decode.quantization is not None:
+        described += f"; weights in 8 bits ({decode.quantization})"
+    return described
+
+
+def _describe_cost(config: Config, origin: Origin | None, rows: Sequence[MetricsRow]) -> str:
     parts = []
-    if config.train.method == "grpo":
-        images = step * config.rollout.prompts_per_step * config.rollout.group_size
-        parts.append(f"{images:,} images sampled")
+    trained = [row for row in rows if row["step"]]
+    if config.train.method == "grpo" and trained:
+        # Groups that were replaced are sampled, too.
+        groups = len(trained) * config.rollout.prompts_per_step
+        groups += int(sum(row.get("advantage/discarded_groups") or 0 for row in trained))
+        images = groups * config.rollout.group_size
+        parts.append(f"{counted(images, 'image')} sampled for training")
     seconds = sum(row.get(name) or 0.0 for row in rows for name in _SECONDS)
     if seconds:
         parts.append(f"{timedelta(seconds=round(seconds))} (h:mm:ss)")
@@ -239,7 +313,7 @@ def _describe_prompts(folder: RunFolder, origin: Origin) -> str:
         steps = stored_steps(folder.rollouts_dir)
         rows = read_table(folder.rollout_path(steps[0]), ("prompt",)).to_pylist() if steps else []
         examples = [*dict.fromkeys(row["prompt"] for row in rows)][:_EXAMPLES]
-    numbers = f"{len(origin.training)} for training, {len(origin.held_out)} held out."
+    numbers = f"{len(origin.training):,} for training, {len(origin.held_out):,} held out."
     if not examples:
         return f"## Prompts\n\n{numbers}\n"
     shown = "".join(f"- {_text(prompt)}\n" for prompt in examples)
@@ -264,6 +338,8 @@ def _draw_curve(config: Config, rows: Sequence[MetricsRow]) -> bytes:
         points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if name == "eval/total" and len(points) < 2:
             return b""
+        if not points:
+            continue
         is_evaluation = name == "eval/total"
         axes.plot(
             *zip(*points, strict=True),

@@ -327,6 +327,12 @@ class _CheckedRows:
         return size
 
 
+def shared_rows(held_out: PromptSource, training: PromptSource) -> list[int]:
+    """Rows of held-out prompts that are also trained on."""
+    trained = set(training.identities())
+    return [row for row, each in enumerate(held_out.identities()) if each in trained]
+
+
 def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
     """Check that the set has enough prompts for a batch.
 

@@ -38,7 +38,8 @@ class StockSettings:
         prompt: Prompt of the card's example, for generation or editing.
         num_sources: Source pictures per prompt; 0: text-to-image.
         is_embedded: Whether the base is the model in the package.
-        notes: What to know about prompts.
+        notes: What to know about prompts and weights.
+        method: Tags of how the weights were trained.
     """
 
     base: str
@@ -52,6 +53,7 @@ class StockSettings:
     num_sources: int = 0
     is_embedded: bool = False
     notes: Sequence[str] = ()
+    method: Sequence[str] = ()
 
     @property
     def is_on_hub(self) -> bool:
@@ -179,7 +181,7 @@ def _program(card: Card, settings: StockSettings) -> str:
     if not card.has_adapter:
         to_base = "if options.base:\n" + "\n".join(f"    {line}" for line in to_base.splitlines())
     return f'''\
-"""Draw a prompt with the base model and with these weights, side by side, as in training."""
+"""Draw a prompt with the base model and with these weights, as in the run's evaluations."""
 
 import argparse
 from os.path import expanduser

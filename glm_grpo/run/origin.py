@@ -36,9 +36,12 @@ class Origin:
             it is made of, by `KEY/MODULE`.
         versions: Version by name of the installed package.
         scorers: Name and digest of each scorer in another process, by the key of its address.
-        devices: What the run was last trained on, such as `2 x NVIDIA H100 80GB HBM3`.
+        devices: What the run was trained on, such as `2 x NVIDIA H100 80GB HBM3`; of a run that was
+            resumed on other devices, all of them, in turn.
         changed: Keys of the model and of terms whose files or code changed while the run was
             stopped, so that its evaluations were made or scored in different ways.
+        shared: Ids of held-out prompts that are also trained on; None: not known, for a run of a
+            version that did not store them.
     """
 
     began: str
@@ -50,6 +53,7 @@ class Origin:
     scorers: Mapping[str, str] = field(default_factory=dict)
     devices: str = ""
     changed: tuple[str, ...] = ()
+    shared: tuple[str, ...] | None = None
 
     def changed_in(self, later: Origin) -> tuple[str, ...]:
         """Keys of `changed` if the run continues with what `later` describes."""
@@ -59,6 +63,16 @@ class Origin:
         scoring = [key for key in keys if key.startswith(("model.path", "reward.terms."))]
         named = (key.partition("/")[0] for key in scoring)
         return tuple(dict.fromkeys([*self.changed, *named]))
+
+    def devices_with(self, later: Origin) -> str:
+        """`devices` if the run continues with what `later` describes."""
+        return "; ".join(dict.fromkeys(filter(None, [*self.devices.split("; "), later.devices])))
+
+    def shared_with(self, later: Origin) -> tuple[str, ...] | None:
+        """`shared` if the run continues with what `later` describes."""
+        if self.shared is None or later.shared is None:
+            return None
+        return tuple(dict.fromkeys([*self.shared, *later.shared]))
 
 
 def write_origin(folder: RunFolder, origin: Origin) -> None:

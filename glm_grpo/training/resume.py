@@ -285,6 +285,8 @@ def keep_origin(opened: OpenedRun, origin: Origin, config: Config) -> None:
             # With that of a start that is gone by now.
             files={**stored.files, **origin.files},
             changed=stored.changed_in(origin),
+            devices=stored.devices_with(origin),
+            shared=stored.shared_with(origin),
         )
         if changes:
             note = printable(f"changed after step {opened.checkpoint.step}: {'; '.join(changes)}")

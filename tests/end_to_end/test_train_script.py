@@ -143,7 +143,7 @@ def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, 
     lpips = "| lpips | 0.4 | LPIPS to the prompt's target image, as 1 - distance. It applied to no"
     assert lpips in card
     assert "| prompts | `tiny:train`, held out: `held_out.jsonl` |" in card
-    assert "Mean scores on 2 prompts" in card
+    assert "Mean scores on 2 held-out prompts, none of which is a training prompt, at" in card
     after = read_table(RunFolder(run[0]).evaluation_path(1)).to_pandas().total.mean()
     assert re.search(rf"\| total \| 0\.\d{{3}} \| {after:.3f} \| [+-]0\.\d{{3}} \|", card)
     # As tiny.yaml draws.
@@ -151,7 +151,9 @@ def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, 
     assert "num_inference_steps=4," in card
     (prompt,) = re.findall(r"python generate.py '(.*)'\n", card)
     assert prompt in read_table(RunFolder(run[0]).evaluation_path(1))["prompt"].to_pylist()
-    assert re.search(r"\| cost \| 4 images sampled, 0:0\d:\d\d \(h:mm:ss\) on CPU", card)
+    assert re.search(
+        r"\| cost \| 4 images sampled for training, 0:0\d:\d\d \(h:mm:ss\) on CPU", card
+    )
     assert "226 for training, 2 held out." in card
     # As those that the run wrote, for this user's group and others too.
     modes = {path.stat().st_mode for path in folder.rglob("*.safetensors")}
@@ -170,7 +172,7 @@ def test_the_page_of_an_export_does_without_images_that_were_removed(run, tmp_pa
 
     assert list(described.pictures) == ["curve.png"]
     assert "before_after" not in described.results
-    assert "Mean scores on 2 prompts" in described.results
+    assert "Mean scores on 2 held-out prompts" in described.results
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.run.checkpoints import save_checkpoint
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import Origin, describe_mixed_scores, read_origin
+from glm_grpo.run.origin import Origin, describe_mixed_scores, read_origin, write_origin
 from glm_grpo.training.resume import OpenedRun, find_checkpoint, keep_origin, open_run
 from tests.rewards.endpoint import Reply, answering
 from tests.training.test_resume import CONFIGS, STATE, TENSORS
@@ -390,3 +390,23 @@ def test_auto_resumes_the_run_that_began_last(project: Path) -> None:
         os.utime(opened.folder.config_path, (1e9, 1e9 if time < "01-30" else 2e9))
     opened = open_run(compose("run_dir=outputs/2026-10-25/02-00-00", "train.resume=auto"))
     assert opened.folder.path.name == "01-10-00"
+
+
+def test_origin_names_held_out_prompts_that_were_trained_on_and_all_devices(project: Path) -> None:
+    # Their target is another one.
+    rows = ('{"prompt": "a 0 \\"A\\""}', '{"prompt": "another \\"B\\""}', '{"prompt": "new"}')
+    (project / "held.jsonl").write_text("\n".join(rows))
+    begin()
+    folder = RunFolder(project / "run")
+    resume(origin=lambda each: dataclasses.replace(each, devices="2 x A100"))
+    resume(origin=lambda each: dataclasses.replace(each, devices="2 x A100"))
+    assert read_origin(folder).shared == ("00000",)
+    append_prompt(project)
+    changed = "train.resume_with_changes=true"
+    resume(changed, origin=lambda each: dataclasses.replace(each, devices="H200"))
+    origin = read_origin(folder)
+    assert origin.shared == ("00000", "00001")
+    assert origin.devices == "2 x A100; H200"
+    write_origin(folder, dataclasses.replace(origin, shared=None))
+    resume(changed)
+    assert read_origin(folder).shared is None

@@ -137,7 +137,7 @@ def _metadata(settings: StockSettings, *, is_adapter: bool) -> ModelCardData:
         license=settings.license,
         library_name="peft" if is_adapter else "diffusers",
         pipeline_tag="image-to-image" if settings.num_sources else "text-to-image",
-        tags=["glm-grpo", "grpo", "reinforcement-learning", *(["lora"] if is_adapter else [])],
+        tags=["glm-grpo", *settings.method, *(["lora"] if is_adapter else [])],
     )
 
 

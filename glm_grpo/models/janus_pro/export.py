@@ -75,10 +75,14 @@ def _card(policy: JanusProPolicy, settings: StockSettings, *, is_adapter: bool) 
     rollout, scale = settings.rollout, policy.network.guidance_scale
     notes = [
         f"Every image has {rollout.height} x {rollout.width} pixels.",
-        f"The calls sample as the run did ({_describe_sampling(rollout, scale)}). Their arguments "
-        "must be given: without `top_k=0`, transformers keeps only the 50 most probable tokens.",
+        f"The calls sample as the run did ({_describe_sampling(rollout, scale)}).",
     ]
     if is_adapter:
+        notes[-1] += (
+            " Their arguments must be given, because `load_adapter` does not read "
+            f"`generation_config.json`: without `top_k={rollout.top_k or 0}`, transformers keeps "
+            "the 50 most probable tokens."
+        )
         notes.append("`model.disable_adapters()` draws with the base.")
     if scale == 1.0:
         notes.append(
@@ -174,13 +178,7 @@ def _metadata(is_adapter: bool, settings: StockSettings) -> ModelCardData:
         license_link=_LICENSE_LINK if is_named else None,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-to-image",
-        tags=[
-            "glm-grpo",
-            "grpo",
-            "reinforcement-learning",
-            "janus",
-            *(["lora"] if is_adapter else []),
-        ],
+        tags=["glm-grpo", *settings.method, "janus", *(["lora"] if is_adapter else [])],
     )
 
 

@@ -1,0 +1,138 @@
+"""The page of an export says of a run only what is so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glm_grpo.commands.model_card import Description, describe_training
+from glm_grpo.config.sections import AnchorSection
+from glm_grpo.models.export import describe_decoding
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.origin import Origin, write_origin
+from glm_grpo.run.recorder import Recorder
+from tests.factories import tiny_config
+from tests.run.conftest import build
+
+ORIGIN = Origin(
+    began="2026-01-01T00:00:00+00:00",
+    held_out={"sign": "1", "field-1": "2"},
+    training={str(index): f"{index}" for index in range(1200)},
+    files={},
+    code={},
+    versions={},
+    shared=(),
+)
+STEP = {"reward/mean": 0.5, "time/step": 2.0}
+
+
+@pytest.fixture
+def describe(tmp_path: Path):
+    """Describes a run of two steps, evaluated before the first and after some."""
+
+    def describe(
+        *overrides: str,
+        origin: Origin = ORIGIN,
+        rows: tuple[dict[str, float], ...] = (STEP, STEP),
+        evaluated: tuple[int, ...] = (0, 2),
+        **sections: object,
+    ) -> Description:
+        folder = RunFolder(tmp_path / "run")
+        recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
+        for step, row in enumerate(({}, *rows)):
+            more = {}
+            if step in evaluated:
+                recorder.record_evaluation(replace(build(), step=step))
+                more = {"eval/total": 0.1}
+            recorder.record_step(step, row | more)
+        write_origin(folder, origin)
+        config = tiny_config("train.steps=2", *overrides).model_copy(update=sections)
+        return describe_training(folder, config, step=len(rows))
+
+    return describe
+
+
+def row_of(description: Description, setting: str) -> str:
+    (value,) = re.findall(rf"^\| {setting} \| (.*) \|$", description.training, flags=re.MULTILINE)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ((), "on 2 held-out prompts, none of which is a training prompt, at"),
+        (("sign",), "on 2 held-out prompts, among them 1 training prompt, at"),
+        (None, "on 2 held-out prompts, at"),
+    ],
+)
+def test_page_says_which_held_out_prompts_are_trained_on(describe, shared, said) -> None:
+    described = describe(origin=replace(ORIGIN, shared=shared))
+    assert f"Mean scores {said}" in described.results
+
+
+def test_cost_counts_groups_that_were_replaced(describe) -> None:
+    replaced = STEP | {"advantage/discarded_groups": 3.0}
+    words = ("rollout.prompts_per_step=2", "rollout.group_size=4")
+    # 2 steps x 2 groups, and 3 more.
+    assert row_of(describe(*words, rows=(STEP, replaced)), "cost").startswith(
+        "28 images sampled for training, 0:00:04"
+    )
+
+
+def test_page_of_a_short_run(describe) -> None:
+    described = describe("rollout.prompts_per_step=1", rows=(STEP,), evaluated=(0, 1))
+    assert "for 1 step of 1 prompt from a set of 1,200." in described.results
+    each = f"1 prompt with {tiny_config().rollout.group_size} images per prompt"
+    assert row_of(described, "steps") == f"1 of 2 planned, each on {each}"
+    # There are too few prompts for one.
+    assert "intervals are" not in described.results
+
+
+def test_page_names_the_step_of_its_scores_and_of_its_weights(describe) -> None:
+    described = describe(rows=(STEP, STEP, STEP))
+    assert "at step 2 (the weights of this page are those of step 3)" in described.results
+
+
+def test_page_without_scores_says_up_to_which_step(describe) -> None:
+    described = describe(evaluated=(0,))
+    assert "The run has no evaluation between its start and step 2." in described.results
+
+
+def test_page_warns_of_canaries_that_were_outside_when_last_measured(describe) -> None:
+    outside = STEP | {"canary/departures": 1.0}
+    warning = "measures outside the reward (canaries) were outside the range"
+    assert warning in describe(rows=(outside, STEP)).results
+
+
+def test_page_warns_of_scores_that_changed_their_meaning(describe) -> None:
+    described = describe(origin=replace(ORIGIN, changed=("reward.terms.ocr.function",)))
+    assert "`reward.terms.ocr.function` names changed during the run" in described.results
+
+
+def test_page_of_supervised_fine_tuning_has_no_samples(describe) -> None:
+    described = describe("train.method=sft", rows=({"time/step": 2.0},) * 2)
+    prompts = tiny_config().rollout.prompts_per_step
+    assert row_of(described, "steps") == f"2, each on the target images of {prompts} prompts"
+    assert row_of(described, "cost").startswith("0:00:04")
+    assert "Scores were not trained on." in described.results
+
+
+def test_page_names_what_else_shaped_the_weights(describe) -> None:
+    described = describe(
+        "model.start_from=other",
+        "train.mode=async",
+        "train.updates_per_rollout=2",
+        "train.minibatches_per_rollout=3",
+        "eval.ema_decay=0.9",
+        "decode.rollout_steps=1",
+        anchor=AnchorSection(weight=0.1),
+    )
+    assert "from the weights of another run" in described.results
+    assert "target images, asynchronous" in row_of(described, "method")
+    assert row_of(described, "trained").endswith("; these are a moving average (decay 0.9)")
+    assert row_of(described, "optimizer").startswith("AdamW, 6 updates per step, ")
+    evaluated = describe_decoding(tiny_config().decode)
+    assert row_of(described, "decoding") == f"{evaluated}; in training 1 step"
