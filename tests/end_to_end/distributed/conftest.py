@@ -72,7 +72,7 @@ class Launcher:
             f"run_dir={self.folder / run}",
             f"data.path={self.folder / 'train.txt'}",
             f"data.eval_path={self.folder / 'held_out.txt'}",
-            *("lpips=null", "ssim=null"),
+            *("lpips=null", "ssim=0"),
             *SMALL,
             *overrides,
         ]

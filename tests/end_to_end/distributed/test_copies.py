@@ -34,7 +34,7 @@ ADAPTERS = (
     "loss.reference_sync_every=1",
     "eval.ema_decay=0.5",
     "anchor.weight=0.1",
-    "data.path=tiny:train",
+    *("data.path=tiny:train", "ssim=0.2"),
     "train.eval_every=2",
     "trackers=[tensorboard]",
 )

@@ -25,7 +25,7 @@ FULL = (
     "train.keep_checkpoints=9",
     "train.micro_batch_size=1",
     "anchor.weight=0.1",
-    "data.path=tiny:train",
+    *("data.path=tiny:train", "ssim=0.2"),
     "data.eval_path=held_out_one.txt",
 )
 MIXED = {**SHARDS, "ACCELERATE_MIXED_PRECISION": "bf16"}
