@@ -6,6 +6,7 @@ was refused earlier, when the config was validated.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,6 +51,10 @@ from rewards.types import Prompt, RewardError
 
 _MOST_NAMED = 3
 """Largest number of prompts that a hint names."""
+_BYTES_PER_TOKEN = 4
+"""About as many as a token has in English or Chinese."""
+_FAR = 4
+"""How many times as long as usual a prompt is far longer."""
 _ASKING = "asks for a text in quotation marks, or by the field `text`"
 
 
@@ -116,6 +121,7 @@ def check_before_loading(
             *hint_at_size(config),
             *hint_at_credit(config),
             *hint_at_prompts(config, prompts),
+            *hint_at_length(prompts, planner),
         ],
         texts=list_texts(config, prompts),
     )
@@ -223,6 +229,27 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
             f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "
             f"{_name_some(prompts.held_out, rows)}"
         )
+    return lines
+
+
+def hint_at_length(prompts: Prompts, planner: Planner | None) -> list[str]:
+    """Hints on prompts that are far longer than usual, or long and far longer than the others."""
+    if planner is None:
+        return []
+    lines = []
+    usual = planner.usual_prompt_tokens * _BYTES_PER_TOKEN
+    for of, prompt_set in prompts.named():
+        sizes = [len(caption.encode()) for caption in prompt_set.captions()]
+        median = statistics.median(sizes)
+        longest = max(usual, min(_FAR * usual, _FAR * median))
+        rows = {row: f"({size:,} bytes)" for row, size in enumerate(sizes) if size > longest}
+        if rows:
+            verb = "is" if len(rows) == 1 else "are"
+            lines.append(
+                f"{len(rows)} of {len(prompt_set)} {of} prompts {verb} far longer than usual "
+                f"({usual:,} bytes; the median is {median:,.0f}): {_name_some(prompt_set, rows)}; "
+                "the longest prompt of a batch determines its time and memory: shorten or remove it"
+            )
     return lines
 
 

@@ -25,6 +25,7 @@ from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.check import (
     check_used,
     hint_at_credit,
+    hint_at_length,
     hint_at_prompts,
     list_texts,
 )
@@ -382,6 +383,33 @@ def test_sizes_that_a_model_was_not_trained_for_are_named(
     lines = hint_at_size(compose_config(configs_dir, name, [*size, *data]))
     assert len(lines) == (expected is not None)
     assert re.search(expected or "", "".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [
+        # Usual are 256 tokens of 4 bytes; far is 4 times that, or as much as the median.
+        ([40, 40, 1024, 40], []),
+        ([40, 40, 1025, 40], ["00002 (1,025 bytes)"]),
+        ([700, 700, 2800, 700], []),
+        ([700, 700, 2801, 700], ["00002 (2,801 bytes)"]),
+        ([4096, 4096, 4097], ["00002 (4,097 bytes)"]),
+        ([9000] * 4, [*(f"0000{row} (9,000 bytes)" for row in range(3)), "..."]),
+    ],
+)
+def test_prompts_that_are_far_longer_are_named(
+    tmp_path: Path, configs_dir: Path, planner: Planner, lengths: list[int], named: list[str]
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"{'x' * length}\n" for length in lengths))
+    data = (f"data.path={path}", "data.eval_path=tiny:heldout")
+    lines = hint_at_length(
+        build_prompts(compose_config(configs_dir, "tiny", [*LEAST, *data])), planner
+    )
+    assert len(lines) == bool(named)
+    for line in lines:
+        assert line.startswith(f"{lengths.count(max(lengths))} of {len(lengths)} training prompts")
+        assert f": {', '.join(named)}; the longest prompt of a batch determines" in line
 
 
 @pytest.mark.parametrize("reward", ["ocr", "aesthetic"])
