@@ -283,8 +283,9 @@ def _describe_optimizer(config: Config) -> str:
 def _describe_decoding(config: Config) -> str:
     decode = config.decode
     described = describe_decoding(decode)
-    if config.train.method == "grpo" and decode.training_steps != decode.steps:
-        described += f"; in training {counted(decode.training_steps, 'step')}"
+    steps = decode.training_steps
+    if config.train.method == "grpo" and steps is not None and steps != decode.steps:
+        described += f"; in training {counted(steps, 'step')}"
     if decode.quantization is not None:
         described += f"; weights in 8 bits ({decode.quantization})"
     return described
