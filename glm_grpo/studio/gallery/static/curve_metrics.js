@@ -34,9 +34,11 @@
   ];
   const UPDATE = [
     ["Clip fraction", ["ratio/clip_fraction", "ratio/clip_fraction/preview", "ratio/clip_fraction/target"]],
-    ["Probability ratio", ["ratio/mean"]],
+    ["Probability ratio", ["ratio/mean", "mismatch/ratio"]],
     ["Deviation of mean log ratios between images", ["ratio/sequence_std"]],
-    ["Effective sample size", ["ratio/effective_sample_size"]],
+    ["Effective sample size", ["ratio/effective_sample_size", "mismatch/effective_sample_size"]],
+    ["Tokens that sampler and trainer rate differently", ["mismatch/outside_fraction", "mismatch/limited_fraction"]],
+    ["KL of sampler and trainer", ["mismatch/kl"]],
     ["Replay gap", ["policy/replay_gap"]],
     ["Gradient norm", ["optim/grad_norm"]],
     ["Cross-entropy of target images, nats a token", ["anchor/cross_entropy"]],
@@ -44,6 +46,7 @@
     ["Learning rate", ["optim/learning_rate"]],
     ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/entropy"]],
     ["Skipped updates", ["optim/skipped_updates"]],
+    ["Loss scale", ["optim/loss_scale"]],
   ];
   const COST = [
     ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/recheck", "time/records", "time/evaluation"], "s"],
