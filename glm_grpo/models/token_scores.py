@@ -185,10 +185,10 @@ class _Score(torch.autograd.Function):
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         if not needs_head:
             slopes, entropy_slopes = ctx.saved_tensors
-            for_hidden = slopes * gradient[:, None].to(slopes.dtype)
+            scaled_slopes = _scaled(slopes, gradient)
             if entropy_slopes is not None:
-                for_hidden += entropy_slopes * for_entropy[:, None].to(slopes.dtype)
-            return (for_hidden, *[None] * 7)
+                scaled_slopes += _scaled(entropy_slopes, for_entropy)
+            return (scaled_slopes, *[None] * 7)
         hidden, weight, token_ids, bias, log_sums, sampling_mask, last, entropy = ctx.saved_tensors
         chunks = _Chunks(
             hidden, weight, bias, ctx.temperature, sampling_mask, TRAINED_CHUNK_ENTRIES
@@ -218,6 +218,14 @@ class _Score(torch.autograd.Function):
         if for_hidden is not None:
             for_hidden *= scaled
         return (for_hidden, for_head, *[None] * 6)
+
+
+def _scaled(slopes: Tensor, gradient: Tensor) -> Tensor:
+    """Slopes [N, D] times a gradient per token, rounded to the slopes' dtype only once.
+
+    A gradient alone may be outside the range of float16 where the product is inside.
+    """
+    return torch.mul(slopes, gradient[:, None], out=torch.empty_like(slopes))
 
 
 def _entropy_slope(p: Tensor, log_p: Tensor, entropy: Tensor) -> Tensor:

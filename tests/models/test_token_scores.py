@@ -180,18 +180,33 @@ def test_score_tokens_never_holds_the_logits_of_all_tokens(
     assert largest.entries == max(made_rows[0] * ENTRIES, ROWS * TOKENS * WIDTH)
 
 
-def test_gradients_in_bf16_are_near_those_in_fp32() -> None:
-    hidden = made(ROWS, TOKENS, WIDTH, seed=1).bfloat16().float()
-    weight = made(HEAD, WIDTH, seed=2).bfloat16().float()
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_gradients_in_half_precision_are_near_those_in_fp32(half: torch.dtype) -> None:
+    hidden = made(ROWS, TOKENS, WIDTH, seed=1).to(half).float()
+    weight = made(HEAD, WIDTH, seed=2).to(half).float()
     wanted = made(ROWS, TOKENS, seed=4)
     gradients = []
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, half):
         inputs = tuple(x.to(dtype).requires_grad_() for x in (hidden, weight))
         scores = score_tokens(*inputs, TOKEN_IDS, codebook_size=ENTRIES, temperature=0.5)
         gradients.append(torch.autograd.grad((scores.log_probs * wanted).sum(), inputs))
     for exact, rounded in zip(*gradients, strict=True):
-        assert rounded.dtype == torch.bfloat16
+        assert rounded.dtype == half
         torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("gradient", [1e-8, 1e5])
+def test_gradient_outside_float16_counts_if_its_product_is_inside(gradient: float) -> None:
+    # Both codes are equally probable: a slope is a token's row less the mean row, +-(10, 0.1).
+    weight = torch.tensor([[20.0, 0.2], [0.0, 0.0]]).half()
+    hidden = torch.zeros(4, 2).half().requires_grad_()
+    tokens = torch.tensor([0, 1, 0, 1])
+    scores = score_tokens(hidden, weight, tokens, codebook_size=2, temperature=1.0)
+    entry = 0 if gradient < 1 else 1
+    (found,) = torch.autograd.grad(scores.log_probs.sum() * gradient, hidden)
+    expected = gradient * weight[0, entry].item() / 2
+    wanted = torch.tensor([1.0, -1.0, 1.0, -1.0]) * expected
+    torch.testing.assert_close(found[:, entry].float(), wanted, rtol=0.3, atol=0.0)
 
 
 def test_no_tokens_have_no_scores() -> None:
