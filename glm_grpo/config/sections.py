@@ -54,8 +54,10 @@ class ModelSection(Options):
 
     path: PathText = Field(examples=["tiny"])
     """`tiny` (shipped with the package), a model's folder, or a hub id."""
-    dtype: Literal["float32", "bfloat16"]
-    """Dtype of weights and activations; log-probabilities are always float32."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """Dtype of weights and activations; log-probabilities are always float32. float16 rounds to 11
+    bits and bfloat16 to 8, so sampling and replay are closer in float16; but it holds no number
+    above 65504. GLM-Image's decoder needs more, and works in bfloat16 then."""
     adapter: AdapterSection | None = None
     """Low-rank adapters; absent: train the language model in full."""
     start_from: PathText | None = Field(default=None, examples=["my-run"])

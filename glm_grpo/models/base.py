@@ -21,8 +21,19 @@ from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
 Preview = Literal["zeros", "encode", "repeat"]
 """Source of the preview tokens of a given picture, see `Policy.tokenize_pictures`."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes by the value of `model.dtype`."""
+
+
+def overflow_remedy(dtype: torch.dtype) -> str:
+    """What to do if a model in this dtype has numbers that are not finite; else empty."""
+    if dtype != torch.float16:
+        return ""
+    largest = torch.finfo(dtype).max
+    return (
+        f"float16 holds no number above {largest:.0f}, which this model may need: use "
+        "model.dtype=bfloat16 or model.dtype=float32"
+    )
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from glm_grpo.errors import NonFiniteError
+from glm_grpo.models.base import overflow_remedy
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch, Rollout
 
@@ -70,12 +71,15 @@ def draw_tokens(
     return Drawn(chosen, log_probs, sampling_mask)
 
 
-def join_drawn(sampled: Sequence[Drawn], batch: PromptBatch, phase: str) -> Rollout:
+def join_drawn(
+    sampled: Sequence[Drawn], batch: PromptBatch, phase: str, dtype: torch.dtype
+) -> Rollout:
     """Join the tokens of all samples, drawn one after the other, on the CPU.
 
     Args:
         sampled: T times one token of each of the P * G samples.
         phase: Phase of the run, for errors.
+        dtype: Dtype of the model, for errors.
 
     Raises:
         NonFiniteError: A log-probability is not finite; the message names phase, prompt, sample
@@ -85,7 +89,7 @@ def join_drawn(sampled: Sequence[Drawn], batch: PromptBatch, phase: str) -> Roll
     token_ids, all_log_probs, masks = zip(*sampled, strict=True)
     log_probs = torch.stack(all_log_probs, dim=1).cpu().unflatten(0, shape)
     # Once, on the CPU: a check after each token would make the accelerator wait.
-    _refuse_non_finite(log_probs, batch, phase)
+    _refuse_non_finite(log_probs, batch, phase, dtype)
     return Rollout(
         token_ids=torch.stack(token_ids, dim=1).cpu().unflatten(0, shape),
         log_probs=log_probs,
@@ -145,17 +149,21 @@ def pick_tokens(
     return sampled.clamp(max=log_probs.shape[-1] - 1)
 
 
-def _refuse_non_finite(log_probs: Float32[Tensor, "P G T"], batch: PromptBatch, phase: str) -> None:
+def _refuse_non_finite(
+    log_probs: Float32[Tensor, "P G T"], batch: PromptBatch, phase: str, dtype: torch.dtype
+) -> None:
     places = (~log_probs.isfinite()).nonzero().tolist()
     if not places:
         return
     row, sample, token = places[0]
+    remedy = "in a new run lower optim.learning_rate or optim.max_grad_norm"
+    if overflow := overflow_remedy(dtype):
+        remedy = f"{overflow}. If the run has learned before, the other remedy is: {remedy}"
     raise NonFiniteError(
         f"{phase}: the log-probability of token {token} of prompt "
         f"{batch.prompts[row].prompt_id}, sample {sample} is "
         f"{log_probs[row, sample, token].item()} ({len(places)} of {log_probs.numel()} tokens are "
-        "not finite); nothing can be sampled from these weights, or they overflow in model.dtype. "
-        "In a new run lower optim.learning_rate or optim.max_grad_norm"
+        f"not finite): nothing can be sampled from these weights; {remedy}"
     )
 
 

@@ -291,12 +291,20 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
             f"{processes.count} processes samples its own prompts of a step, and needs at least "
             f"one; raise it to {processes.count} or more, or start fewer processes"
         )
+    dtype = config.model.dtype
     is_kept_in_fp32 = processes.is_sharded and processes.is_mixed
-    if config.model.adapter is None and config.model.dtype == "bfloat16" and not is_kept_in_fp32:
+    if dtype == "float16" and is_kept_in_fp32:
         raise ConfigError(
-            "model.dtype is bfloat16 and model.adapter null: bfloat16 weights keep 8 bits, so the "
-            "small updates of fine-tuning round to no change at all; start several processes with "
-            "configs/accelerate/fsdp2.yaml, which keeps weights in float32, or set "
+            "model.dtype is float16: with mixed_precision bf16, as in "
+            "configs/accelerate/fsdp2.yaml, shards compute in bfloat16; set model.dtype=bfloat16, "
+            "or start with configs/accelerate/ddp.yaml"
+        )
+    if config.model.adapter is None and dtype != "float32" and not is_kept_in_fp32:
+        bits = 1 - round(math.log2(torch.finfo(DTYPES[dtype]).eps))
+        raise ConfigError(
+            f"model.dtype is {dtype} and model.adapter null: {dtype} weights keep {bits} bits, so "
+            "the small updates of fine-tuning round to no change at all; start several processes "
+            "with configs/accelerate/fsdp2.yaml, which keeps weights in float32, or set "
             "'model.adapter={rank: 32, alpha: 64.0}' (adapters are float32) or model.dtype=float32"
         )
     if processes.is_sharded and config.model.quantization is not None:

@@ -39,7 +39,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"decode.guidance_scale": 0.5}, "greater than or equal to 1"),
     ({"train.seed": -1}, "greater than or equal to 0"),
     # Choices.
-    ({"model.dtype": "float16"}, "did you mean bfloat16?"),
+    ({"model.dtype": "flot16"}, "did you mean float16?"),
     ({"optim.schedule": "linear"}, "'cosine' or 'constant'"),
     ({"loss.kind": "clip"}, "must be one of clipped, cispo, sapo, gmpo, custom"),
     ({"async.address": "here:65536"}, "a port is a number from 0 to 65535"),

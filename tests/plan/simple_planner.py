@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from glm_grpo.models.planning import UNDIVIDED, MemoryItem, MemoryPlan, Planner
 
 PHASES = ("rollout", "decode", "update", "idle")
@@ -21,7 +19,7 @@ class SimplePlanner(Planner):
 
     def plan(self, model, sizes, scorers, offload, *, evaluation=None, processes=UNDIVIDED):
         self.asked.append(processes)
-        entry = 2 if model.dtype == torch.bfloat16 else 4
+        entry = model.dtype.itemsize
         policy = 1000 * entry if model.quantization.language is None else 500
         decoder = 500 * entry if model.quantization.decoder is None else 500
         trained = 4000 if model.adapter_rank is None else 10 * model.adapter_rank

@@ -26,6 +26,7 @@ SMALL = (
 )
 ADAPTER = "model.adapter={rank: 8, alpha: 16.0}"
 SHARDS = Parallelism(2, is_sharded=True)
+MIXED = Parallelism(2, is_sharded=True, is_mixed=True)
 
 
 def _compose(*overrides):
@@ -48,10 +49,20 @@ def test_sizes_are_those_of_the_process_with_most_prompts():
         ((), Parallelism(6), "prompts_per_step is 5: .* 6 processes .*raise it to 6 or more"),
         (("model.dtype=bfloat16",), Parallelism(), "model.adapter null: .* or model.dtype=float32"),
         (("model.dtype=bfloat16",), SHARDS, "start several processes with .*fsdp2.yaml"),
+        (("model.dtype=float16",), Parallelism(), "float16 weights keep 11 bits, so the small"),
+        ((ADAPTER, "model.dtype=float16"), MIXED, "shards compute in bfloat16; set model.dtype=b"),
         ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .* leave it null"),
         (("eval.ema_decay=0.9",), SHARDS, "ema_decay is 0.9: .* leave it null"),
     ],
-    ids=["more than prompts", "bf16 alone", "bf16 in shards", "4 bits", "average"],
+    ids=[
+        "more than prompts",
+        "bf16 alone",
+        "bf16 in shards",
+        "fp16 alone",
+        "fp16 in shards of bf16",
+        "4 bits",
+        "average",
+    ],
 )
 def test_what_so_many_processes_cannot_run_is_refused(overrides, processes, message):
     with pytest.raises(ConfigError, match=message):

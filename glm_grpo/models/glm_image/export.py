@@ -11,7 +11,9 @@ from huggingface_hub import ModelCardData
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from glm_grpo.models.base import DTYPES
 from glm_grpo.models.export import Card, StockSettings, describe_sampling, write_card
+from glm_grpo.models.glm_image.loading import decoder_dtype
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 
 
@@ -93,7 +95,7 @@ def _card(settings: StockSettings, *, is_adapter: bool) -> Card:
             "`generate.py` the language model generates the tokens, and the pipeline only decodes "
             "them."
         )
-    base, dtype = "options.base" if is_adapter else "here", f"dtype=torch.{settings.dtype}"
+    base, dtype = "options.base" if is_adapter else "here", _dtype(settings)
     load = [
         f"pipeline = GlmImagePipeline.from_pretrained({base}, {dtype}).to(device)",
         "model = pipeline.vision_language_encoder",
@@ -108,7 +110,7 @@ def _card(settings: StockSettings, *, is_adapter: bool) -> Card:
     else:
         to_base = f"""\
 base = GlmImageForConditionalGeneration.from_pretrained(
-    options.base, subfolder="vision_language_encoder", {dtype}
+    options.base, subfolder="vision_language_encoder", dtype=torch.{settings.dtype}
 )
 base.generation_config = model.generation_config
 model = base.to(device)
@@ -129,6 +131,14 @@ pipeline.register_modules(vision_language_encoder=model)"""
         to_base=to_base,
         has_adapter=is_adapter,
     )
+
+
+def _dtype(settings: StockSettings) -> str:
+    """Argument that loads a pipeline in the dtypes of the run, see `decoder_dtype`."""
+    own = DTYPES[settings.dtype]
+    if decoder_dtype(own) == own:
+        return f"dtype={own}"
+    return f'dtype={{"default": {decoder_dtype(own)}, "vision_language_encoder": {own}}}'
 
 
 def _metadata(settings: StockSettings, *, is_adapter: bool) -> ModelCardData:
@@ -152,7 +162,7 @@ def _describe_license(settings: StockSettings) -> str:
 
 
 def _snippet(settings: StockSettings, *, is_adapter: bool) -> str:
-    dtype = f"dtype=torch.{settings.dtype}"
+    dtype = _dtype(settings)
     imports, load = "", f'pipeline = GlmImagePipeline.from_pretrained(".", {dtype})'
     if is_adapter:
         imports = "from transformers import GenerationConfig\n"

@@ -112,7 +112,7 @@ def load_pipeline(
 
     Args:
         path: Folder that `GlmImagePipeline.save_pretrained` wrote, or a hub id.
-        dtype: Dtype of all weights that are not quantised.
+        dtype: Dtype of all weights that are not quantised; of the decoder, see `decoder_dtype`.
         quantization: Which weights to store in fewer bits.
         quantize_on: Device that quantises the language model to 4 bits; an accelerator takes
             seconds, the CPU minutes.
@@ -126,9 +126,11 @@ def load_pipeline(
     folder = find_folder(path, partial(GlmImagePipeline.download, path, use_safetensors=True))
     _check_folder(folder)
     models = {
-        part: _load_part(folder, part, dtype, four_bits if part == _LANGUAGE else {})
+        part: _load_part(folder, part, decoder_dtype(dtype), {})
         for part in _PARTS
+        if part != _LANGUAGE
     }
+    models[_LANGUAGE] = _load_part(folder, _LANGUAGE, dtype, four_bits)
     if is_quantizing:
         move_to_cpu(models[_LANGUAGE])
     with damage_named(folder):
@@ -140,6 +142,15 @@ def load_pipeline(
         model.eval().requires_grad_(False)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of the decoder's parts beside a language model in `dtype`.
+
+    Numbers in the diffusion transformer exceed the range of float16. Source: README of CogView4,
+    from which it comes ("Only supports BF16, FP32").
+    """
+    return torch.bfloat16 if dtype == torch.float16 else dtype
 
 
 def _load_part(folder: Path, part: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:

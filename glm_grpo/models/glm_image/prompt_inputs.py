@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
 from glm_grpo.errors import ModelError
-from glm_grpo.models.base import TextRule
+from glm_grpo.models.base import TextRule, overflow_remedy
 
 _COUNTED = 32
 """Number of captions that are tokenized to find the longest."""
@@ -204,8 +204,15 @@ def picture_tokens(
 def tokens_of_patches(
     model: GlmImageForConditionalGeneration, patches: Tensor, grid: Int64[Tensor, "1 3"]
 ) -> Int64[Tensor, " S"]:
-    """Tokens of one picture, from the output of the model's processor."""
+    """Tokens of one picture, from the output of the model's processor.
+
+    Raises:
+        ModelError: Its features are not finite, so that no code is the nearest one.
+    """
     (features,) = model.get_image_features(patches, image_grid_thw=grid).pooler_output
+    if not features.isfinite().all():
+        remedy = overflow_remedy(features.dtype) or "fetch the model again (`hf download`)"
+        raise ModelError(f"the vision tower makes no finite features of a picture: {remedy}")
     # Not `get_image_tokens`, which expects the `get_image_features` of the same version.
     _, rows, columns = grid[0].tolist()
     ids: Tensor = model.model.vqmodel.encode(_as_grid(features, rows, columns)[None]).image_tokens

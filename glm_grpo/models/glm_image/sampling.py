@@ -59,7 +59,7 @@ def sample_rollout(
     # tensors, so prompts are encoded outside, and copies are returned.
     with torch.inference_mode():
         sampled = _sample_grids(network, batch, inputs, truncation, build_step, count)
-    return join_drawn(sampled, batch, phase)
+    return join_drawn(sampled, batch, phase, network.lm_head.weight.dtype)
 
 
 def _sample_grids(

@@ -10,7 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.errors import DecoderError
-from glm_grpo.models.base import Decoder
+from glm_grpo.models.base import Decoder, overflow_remedy
 from glm_grpo.types import ImageBatch, PromptBatch
 
 
@@ -45,21 +45,23 @@ class JanusProDecoder:
         self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
     ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
         """See `Decoder`."""
-        device = self._vqmodel.post_quant_conv.weight.device
+        weight = self._vqmodel.post_quant_conv.weight
         for prompt, group in zip(batch.prompts, token_ids, strict=True):
             drawn: list[Tensor] = []
             for part in group.split(self._batch_size or len(group)):
                 with torch.inference_mode():
-                    values = self._vqmodel.decode(part.to(device)).float()
+                    values = self._vqmodel.decode(part.to(weight.device)).float()
                     is_finite = values.isfinite().flatten(1).all(dim=1)
                     # Not rounded: the stock processor cuts off what is between two levels.
                     pixels = (values * 0.5 + 0.5).clamp(0.0, 1.0).mul(255.0).to(torch.uint8)
                 if not is_finite.all():
                     sample = sum(map(len, drawn)) + int((~is_finite).nonzero()[0])
+                    remedy = overflow_remedy(weight.dtype) or (
+                        "the decoder's weights are damaged; load the model again"
+                    )
                     raise DecoderError(
                         f"the picture of prompt {prompt.prompt_id}, sample {sample} has pixels "
-                        "that are not finite: the decoder's weights are damaged, or overflow in "
-                        "model.dtype; load the model again, or use model.dtype=float32"
+                        f"that are not finite: {remedy}"
                     )
                 drawn.append(pixels.cpu())
             yield torch.cat(drawn)

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
 from glm_grpo.errors import ModelError
+from glm_grpo.models.base import overflow_remedy
 
 _COUNTED = 32
 """Number of captions that are tokenized to find the longest."""
@@ -161,6 +162,9 @@ def picture_tokens(vqmodel: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Int64[Tens
 
     Args:
         vqmodel: Stock `JanusVQVAE`; its encoder may be on another device than its codebook.
+
+    Raises:
+        ModelError: Latents are not finite, so that no code is the nearest one.
     """
     weight = vqmodel.quant_conv.weight
     codes = normalize(vqmodel.quantize.embedding.weight.to(weight.device).float(), dim=-1)
@@ -168,6 +172,9 @@ def picture_tokens(vqmodel: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Int64[Tens
     for part in pixels.split(_ENCODED_AT_ONCE):
         scaled = (part.to(weight.device).float() / 127.5 - 1.0).to(weight.dtype)
         latents = vqmodel.quant_conv(vqmodel.encoder(scaled)).float()
+        if not latents.isfinite().all():
+            remedy = overflow_remedy(weight.dtype) or "fetch the model again (`hf download`)"
+            raise ModelError(f"the encoder makes no finite latents of a picture: {remedy}")
         directions = normalize(latents.flatten(2).transpose(1, 2), dim=-1)
         ids.append((directions @ codes.T).argmax(dim=-1).cpu())
     return torch.cat(ids)

@@ -52,7 +52,8 @@ def sample_rollout(
     # Cheaper than `no_grad`; autograd cannot use its tensors, so copies are returned.
     with torch.inference_mode(), held_factors(network.language_model):
         sampled = _sample_grids(network, inputs, batch, num_tokens, truncation, build_step, count)
-    return join_drawn(sampled, batch, phase)
+    dtype = network.generation_head.vision_head.weight.dtype
+    return join_drawn(sampled, batch, phase, dtype)
 
 
 def _sample_grids(

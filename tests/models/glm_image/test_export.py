@@ -16,6 +16,7 @@ from PIL import Image
 from glm_grpo.config.sections import DecodeSection, RolloutSection
 from glm_grpo.models.export import LABEL_HEIGHT, PROGRAM, README, StockSettings, find_license
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
+from glm_grpo.models.glm_image.loading import load_pipeline
 
 ROWS = torch.arange(6)
 
@@ -214,3 +215,23 @@ def test_find_license_reads_the_card_beside_the_base(content, expected, tmp_path
     if content is not None:
         (tmp_path / README).write_text(content)
     assert find_license(str(tmp_path)) == expected
+
+
+def test_the_page_of_a_float16_policy_keeps_its_decoder_in_bfloat16(
+    random_pipeline_folder, build_policy, tmp_path, settings, monkeypatch
+):
+    pipeline = load_pipeline(str(random_pipeline_folder), dtype=torch.float16)
+    policy = build_policy(pipeline, adapter_rank=4, needs_reference=False)
+    export_adapter(policy.adapted_model, replace(settings, dtype="float16"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (tmp_path / README).read_text(), re.DOTALL)
+    names = {}
+
+    exec(
+        compile(snippet.replace("PATH/TO/", f"{Path(settings.base).parent}/"), README, "exec"),
+        names,
+    )
+
+    assert names["pipeline"].vision_language_encoder.dtype == torch.float16
+    assert names["pipeline"].transformer.dtype == names["pipeline"].vae.dtype == torch.bfloat16
+    assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)

@@ -16,11 +16,20 @@ from glm_grpo.models.glm_image.loading import check_model, load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
 
 
-def test_load_pipeline_loads_a_folder_in_the_dtype_asked_for(random_pipeline_folder):
-    pipeline = load_pipeline(str(random_pipeline_folder), dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("dtype", "of_decoder"),
+    [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16)],
+    ids=["bfloat16", "float16"],
+)
+def test_load_pipeline_loads_a_folder_in_the_dtype_asked_for(
+    random_pipeline_folder, dtype, of_decoder
+):
+    pipeline = load_pipeline(str(random_pipeline_folder), dtype=dtype)
 
     model = pipeline.vision_language_encoder
-    assert model.lm_head.weight.dtype == pipeline.transformer.dtype == torch.bfloat16
+    assert model.lm_head.weight.dtype == dtype
+    decoder = (pipeline.text_encoder, pipeline.transformer, pipeline.vae)
+    assert {part.dtype for part in decoder} == {of_decoder}
     assert not any(p.requires_grad for p in model.parameters())
 
 

@@ -52,6 +52,16 @@ def test_a_picture_that_is_not_finite_is_named(loaded_janus, janus_batch, token_
         JanusProDecoder(vqmodel, batch_size=2).decode(janus_batch, rest)
 
 
+def test_a_picture_outside_float16_is_explained(loaded_janus, janus_batch, token_ids):
+    vqmodel = copy.deepcopy(loaded_janus.model.model.vqmodel).half()
+    assert JanusProDecoder(vqmodel).decode(janus_batch, token_ids).pixels.float().std() > 10
+    with torch.no_grad():
+        for convolution in (vqmodel.post_quant_conv, vqmodel.decoder.conv_in):
+            convolution.weight.fill_(6e4)
+    with pytest.raises(DecoderError, match="no number above 65504.*model.dtype=bfloat16"):
+        JanusProDecoder(vqmodel).decode(janus_batch, token_ids)
+
+
 def test_tokens_are_the_codes_with_the_nearest_direction(loaded_janus):
     vqmodel = copy.deepcopy(loaded_janus.model.model.vqmodel)
     pixels = torch.randint(256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
