@@ -14,8 +14,8 @@ Each step
 
 `train.py` does the same and adds what a long run needs: YAML, run folder and gallery, evaluation,
 checkpoints, several updates per rollout, offload, several processes, asynchronous collection. This
-file leaves all of that out, and the learning-rate schedule, clipping of advantages and credit by
-place (`advantage.credit=image` turns it off in train.py).
+file leaves all of that out, and the learning-rate schedule, clipping of advantages, images that a
+term refuses, and credit by place (`advantage.credit=image` turns it off in train.py).
 
 Shapes: P prompts, G images per prompt, T tokens per image, R reward terms, N rows of a micro-batch.
 """

@@ -95,7 +95,7 @@ class Run:
 
         Returns:
             Columns `prompt_id`, `prompt`, `sample`, `image`, `raw/<term>` (missing if the term does
-            not apply), `total`, `advantage`, `token_ids` and others.
+            not apply or refused the image), `total`, `advantage`, `token_ids` and others.
 
         Raises:
             StorageError: There is no such step, or its table is damaged.

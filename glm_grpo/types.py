@@ -105,8 +105,9 @@ class Advantages:
     """Group-relative advantages.
 
     Attributes:
-        values: Advantages with zero mean in every group; exactly 0 in flat groups.
-        is_flat: True if all G rewards of a prompt are equal.
+        values: Advantages with a zero sum in every group; exactly 0 in flat groups, and for images
+            that are left out of their group.
+        is_flat: True if all rewards of a prompt are equal, of the images that are not left out.
         tokens: Advantages of single tokens, with zero mean in every group at every token; None with
             credit by image, where all tokens have the advantage of their image.
         place_credit: What each place of a picture, on the grid of its tokens, contributed to the
@@ -150,7 +151,7 @@ class Experience:
     """Everything about one batch: what is trained on, stored and replayed.
 
     Attributes:
-        totals: Weighted rewards.
+        totals: Weighted rewards; NaN for images that are left out of their group.
         penalties: KL to the reference, subtracted from each total before groups are compared; 0 if
             the KL is part of the loss or unused.
         advantages: Advantages computed from totals minus penalties.
@@ -209,7 +210,7 @@ class Evaluation:
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
         totals: Weighted rewards, on a scale that is comparable across steps; see
-            `rewards.reweigh.contributions`.
+            `rewards.reweigh.contributions`; NaN for images that a term with a weight refused.
         entropy: Minus the mean log-probability of each prompt's sampled tokens, nats: an unbiased
             estimate of the sampling distribution's entropy per token.
     """

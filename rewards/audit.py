@@ -1,8 +1,8 @@
 """Audit the terms of a reward, individually and together, from a table of raw scores.
 
 Within a group means among the G images of one prompt, which is all that an advantage compares.
-Prompts to which a term does not apply are excluded from all values of that term; NaN stands for
-undefined values, such as the mean of a term that applies to no prompt.
+Prompts to which a term does not apply, and images that it refused, are excluded from all values of
+that term; NaN stands for undefined values, such as the mean of a term that applies to no prompt.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
+from rewards.scored import centre, group_means, group_variances
 from rewards.types import RewardTable
 
 
@@ -63,12 +64,11 @@ def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
 
 def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> TermAudit:
     exact = scores.double()
-    within = exact - exact.mean(dim=1, keepdim=True)
     return TermAudit(
         name=name,
-        mean=exact.mean().item(),
-        std=(exact - exact.mean()).square().mean().sqrt().item(),
-        std_within=within.square().mean(dim=1).mean().sqrt().item(),
+        mean=exact.nanmean().item(),
+        std=(exact - exact.nanmean()).square().nanmean().sqrt().item(),
+        std_within=group_means(centre(exact).square()).nanmean().sqrt().item(),
         flat_fraction=is_flat(scores).double().mean().item(),
         advantage_share=share,
         headroom=headroom(scores),
@@ -82,12 +82,14 @@ def correlations(table: RewardTable) -> Float64[Tensor, "R R"]:
     Scores are centred within their group and pooled over the groups to which both terms apply, so
     that a group's weight depends on the variation of its scores. Differences between prompts, such
     as prompts on which both terms score high, do not count, because no advantage compares them.
+    Images that a term refused are left out for all.
 
     Returns:
         Symmetric, -1..1; NaN if a term is flat in every group to which both apply.
     """
-    exact = table.raw.double()
-    centred = _fill_unvaried(exact - exact.mean(dim=1, keepdim=True), table.raw, table)
+    is_missing = table.is_refused().any(dim=-1, keepdim=True)
+    scores = table.raw.masked_fill(is_missing, math.nan)
+    centred = _fill_unvaried(centre(scores.double()), scores, table).masked_fill(is_missing, 0.0)
     covariance = torch.einsum("pgr,pgs->rs", centred, centred)
     # [r, s]: variance of term r, over the groups to which s applies as well.
     variance = centred.square().sum(dim=1).T @ table.is_applicable.double()
@@ -101,7 +103,8 @@ def headroom(scores: Float32[Tensor, "P G"]) -> float:
     Near 0 there is nothing to reinforce: the policy generates no images better than its average.
     """
     exact = scores.double()
-    return (exact.amax(dim=1) - exact.mean(dim=1)).mean().item()
+    best = exact.masked_fill(exact.isnan(), -math.inf).amax(dim=1, keepdim=True)
+    return (best - group_means(exact)).nanmean().item()
 
 
 def saturation(scores: Float32[Tensor, "P G"]) -> float:
@@ -113,11 +116,13 @@ def saturation(scores: Float32[Tensor, "P G"]) -> float:
     is tied in the same way; its mean distinguishes the two cases. Differences within
     `reweigh.FLAT_TOLERANCE` count as equal.
     """
-    best = scores.amax(dim=1, keepdim=True)
-    tolerance = FLAT_TOLERANCE * scores.abs().amax(dim=1, keepdim=True)
+    is_missing = scores.isnan()
+    best = scores.masked_fill(is_missing, -math.inf).amax(dim=1, keepdim=True)
+    tolerance = FLAT_TOLERANCE * scores.abs().masked_fill(is_missing, 0.0).amax(dim=1, keepdim=True)
     tied = (scores >= best - tolerance).sum(dim=1) - 1
+    others = (~is_missing).sum(dim=1) - 1
     # For an image without others, 0 / 0 gives the documented NaN.
-    return (tied.double() / (scores.shape[1] - 1)).mean().item()
+    return (tied.double() / others).masked_fill(others < 1, math.nan).nanmean().item()
 
 
 def decoder_fractions(
@@ -141,7 +146,7 @@ def decoder_fractions(
         Fractions >= 0; NaN if a term applies to no prompt or is flat in every group.
     """
     sums = [
-        _fill_unvaried(scores.double().var(dim=1, keepdim=True), scores, table).sum(dim=(0, 1))
+        _fill_unvaried(group_variances(scores.double()), scores, table).sum(dim=(0, 1))
         for scores in (decoded, table.raw)
     ]
     # Not infinite: without any variance, the fraction is undefined.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float32, UInt8
@@ -26,14 +28,15 @@ FLOAT32_BYTES = 4
 
 
 class InvalidScoresError(RewardError):
-    """A term returned something other than one finite number per picture."""
+    """A term returned something other than one finite number, or None, per picture."""
 
 
 @runtime_checkable
 class Reward(Protocol):
     """A reward term: takes pictures and returns one score each; higher is better.
 
-    A term that cannot score raises an error; it never returns a number instead.
+    A term that fails raises an error; it never returns a number instead. One that works, but cannot
+    score a certain picture, may refuse it: the picture is then left out of its group.
     """
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -46,7 +49,7 @@ class Reward(Protocol):
 
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Float32[Tensor, " N"] | Scores:
+    ) -> Float32[Tensor, " N"] | Sequence[float | None] | Scores:
         """Score N pictures, picture i against prompt i; runs on the device of `modules()`.
 
         Args:
@@ -54,8 +57,8 @@ class Reward(Protocol):
             pixels: RGB, 0..255, on any device.
 
         Returns:
-            One finite score per picture, independent of the other pictures; in `Scores` with notes,
-            or parts that cost nothing.
+            One finite score per picture, independent of the other pictures, or a list that has None
+            for pictures that the term refuses; in `Scores` with notes, or parts that cost nothing.
         """
         ...
 
@@ -182,24 +185,34 @@ class PlacedReward(Reward, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CheckedScores:
+    """Scores of N pictures that were checked; see `Scores`.
+
+    Attributes:
+        values: On the CPU, without gradient; NaN for pictures that the term refused.
+    """
+
+    values: Float32[Tensor, " N"]
+    notes: tuple[str, ...] = ()
+    parts: Parts | None = None
+
+
 def score_checked(
     reward: Reward,
     prompts: Sequence[Prompt],
     pixels: UInt8[Tensor, "N 3 H W"],
     *,
     with_parts: bool = False,
-) -> Scores:
+) -> CheckedScores:
     """Score N pictures, and check the result.
 
     Args:
         with_parts: Whether to return parts, if the term supports them.
 
-    Returns:
-        Scores on the CPU, without gradient.
-
     Raises:
-        InvalidScoresError: The result is not one finite float32 number, or not one note, per
-            picture; or parts are not finite, or not those of as many pictures.
+        InvalidScoresError: The result is not one finite float32 number or None, or not one note,
+            per picture; or parts are not finite, or not those of as many pictures.
     """
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
@@ -211,11 +224,11 @@ def score_checked(
         )
     count = len(prompts)
     if not isinstance(found, Scores):
-        return Scores(_check_values(found, count=count).detach().cpu())
+        return CheckedScores(_check_values(found, count=count))
     values = _check_values(found.values, count=count)
     notes = _check_notes(found.notes, count=count)
     parts = _check_parts(found.parts, values) if with_parts else None
-    return Scores(values.detach().cpu(), notes, parts)
+    return CheckedScores(values, notes, parts)
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
@@ -266,20 +279,37 @@ def _size(pixels: Tensor) -> str:
 
 
 def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
+    """The scores on the CPU; NaN for pictures that the term refused."""
+    is_refused = torch.zeros(count, dtype=torch.bool)
+    if _is_list_of_scores(values, count):
+        is_refused = torch.tensor([value is None for value in values])
+        numbers = [0.0 if value is None else float(value) for value in values]
+        values = torch.tensor(numbers, dtype=torch.float32)
     if not isinstance(values, Tensor) or (values.shape, values.dtype) != ((count,), torch.float32):
         remedy = ", such as torch.tensor(scores, dtype=torch.float32)"
         if isinstance(values, Tensor):
             remedy = "; convert it with .float()" if values.shape == (count,) else ""
         raise InvalidScoresError(
             f"{_images(count)}: returned {_describe(values)}; a term must return torch.float32 of "
-            f"shape ({count},), one number per image{remedy}"
+            f"shape ({count},), one number per image{remedy}, or a list of {count} numbers with "
+            "None for images that it cannot score"
         )
+    values = values.detach().cpu()
     for index in (~torch.isfinite(values)).nonzero().flatten().tolist():
         raise InvalidScoresError(
             f"image {index}: returned {values[index].item()}; a score must be a finite number. A "
-            "term that cannot score must raise"
+            "term that fails must raise, and one that only cannot score this image may return a "
+            "list with None in its place"
         )
-    return values
+    return values.masked_fill(is_refused, math.nan)
+
+
+def _is_list_of_scores(values: object, count: int) -> TypeGuard[Sequence[float | None]]:
+    return (
+        isinstance(values, list | tuple)
+        and len(values) == count
+        and all(value is None or isinstance(value, Real) for value in values)
+    )
 
 
 def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
@@ -295,11 +325,16 @@ def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
 def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> Parts | None:
     if parts is None:
         return None
+    # No place of a refused picture earned anything.
+    is_refused = values.isnan()
     if isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype == torch.float32:
         if len(parts) == len(values) and 0 not in parts.shape:
-            return _check_map(parts.detach().cpu(), values.detach().cpu())
+            parts = parts.detach().cpu().masked_fill(is_refused[:, None, None], 0.0)
+            return _check_map(parts, values.nan_to_num())
     elif isinstance(parts, list | tuple) and len(parts) == len(values) and _are_pieces(parts):
-        return _check_pieces(parts)
+        refused = is_refused.tolist()
+        kept = zip(parts, refused, strict=True)
+        return _check_pieces([() if is_left_out else each for each, is_left_out in kept])
     is_map = isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype != torch.float32
     remedy = "; convert the map with .float()" if is_map else ""
     raise InvalidScoresError(

@@ -121,9 +121,9 @@ class ScorerInfo(_Answer):
 
 
 class ScoreAnswer(_Answer):
-    """One number per picture, and one note or none."""
+    """One number per picture, null for one that the scorer refuses; and one note each, or none."""
 
-    scores: tuple[float, ...]
+    scores: tuple[float | None, ...]
     notes: tuple[str, ...] = ()
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from rewards.parts import Grid
+from rewards.scored import centre, group_means, group_sums, group_variances
 from rewards.types import RewardError, RewardTable
 
 Mode = Literal["weighted_sum", "normalize_then_sum"]
@@ -31,6 +32,8 @@ def combine(
 ) -> Float32[Tensor, "P G"]:
     """Total reward of every image: the sum of `contributions` over the terms.
 
+    NaN for images that are left out of their group, see `is_left_out`.
+
     Args:
         untrained: See `contributions`; given for evaluations, whose totals are compared across
             steps.
@@ -40,7 +43,7 @@ def combine(
             term has no scale.
     """
     totals = contributions(table, mode=mode, untrained=untrained).sum(dim=-1)
-    for row, image in (~totals.isfinite()).nonzero().tolist():
+    for row, image in (~totals.isfinite() & ~is_left_out(table)).nonzero().tolist():
         scores = zip(
             table.names, table.raw[row, image].tolist(), table.weights.tolist(), strict=True
         )
@@ -55,10 +58,19 @@ def combine(
     return totals
 
 
+def is_left_out(table: RewardTable) -> Bool[Tensor, "P G"]:
+    """Whether an image is left out of its group, because a term with a weight refused it."""
+    return (table.is_refused() & (table.weights != 0)).any(dim=-1)
+
+
 def contributions(
     table: RewardTable, *, mode: Mode, untrained: RewardTable | None = None
 ) -> Float32[Tensor, "P G R"]:
     """Contribution of each term to each image's total; exactly 0 if a term does not apply.
+
+    All are NaN for an image that is left out of its group (`is_left_out`), which takes no part in
+    any mean or std: with the other terms alone, its total could not be compared with those of its
+    group.
 
     With weights w, scores s, and A the terms that apply to a prompt:
 
@@ -91,15 +103,20 @@ def contributions(
         scores = _standardise_by(untrained, table)
     elif mode == "normalize_then_sum":
         scores = _standardise(table)
-    # Filled, not multiplied by 0: a caller's table may contain NaN where a term does not apply.
-    applicable_scores = scores.masked_fill(~table.is_applicable[:, None, :], 0.0)
-    return table.weights * applicable_scores * _scale(table)[:, None, None]
+    # Filled, not multiplied by 0: a caller's table may contain NaN where a term does not apply, and
+    # a term without weight may have refused an image.
+    is_unused = ~table.is_applicable[:, None, :] | (table.is_refused() & (table.weights == 0))
+    used_scores = scores.masked_fill(is_unused, 0.0)
+    found = table.weights * used_scores * _scale(table)[:, None, None]
+    return found.masked_fill(is_left_out(table)[:, :, None], torch.nan)
 
 
 def placed_contributions(
     table: RewardTable, grid: Grid, *, mode: Mode
 ) -> Float32[Tensor, "P G R K"]:
     """What each place of each image contributes to its total, by term; 0 for terms without parts.
+
+    NaN for images that are left out of their group.
 
     K is the number of places, row by row.
 
@@ -109,13 +126,15 @@ def placed_contributions(
     parts = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
     for name, found in table.parts.items():
         parts[:, :, table.names.index(name)] = found.flatten(-2).double()
+    is_missing = is_left_out(table)[:, :, None, None]
+    parts = parts.masked_fill(is_missing, torch.nan)
     is_counted = table.is_applicable
     if mode == "normalize_then_sum":
-        parts = _centre(parts) / _group_divisors(table)[..., None]
-        is_counted = is_counted & ~is_flat(table.raw)
+        parts = centre(parts) / _group_divisors(table)[..., None]
+        is_counted = is_counted & ~is_flat(_kept(table))
     parts = parts.masked_fill(~is_counted[:, None, :, None], 0.0)
     scale = table.weights.double() * _scale(table).double()[:, None]
-    return (parts * scale[:, None, :, None]).float()
+    return (parts * scale[:, None, :, None]).float().masked_fill(is_missing, torch.nan)
 
 
 def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]:
@@ -140,9 +159,9 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     is_varied = ~is_flat(total.float())
     if not is_varied.any():
         return torch.zeros_like(table.weights)
-    centred_parts, centred_total = _centre(exact[is_varied]), _centre(total[is_varied])
-    covariance = (centred_parts * centred_total[..., None]).mean(dim=1)
-    variance = centred_total.square().mean(dim=1, keepdim=True)
+    centred_parts, centred_total = centre(exact[is_varied]), centre(total[is_varied])
+    covariance = group_means(centred_parts * centred_total[..., None])[:, 0]
+    variance = group_means(centred_total.square())
     return (covariance / variance).mean(dim=0).float()
 
 
@@ -157,46 +176,57 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
         return 0.0
     rows, columns = next(iter(table.parts.values())).shape[2:]
     parts = placed_contributions(table, Grid(rows, columns), mode=mode)
-    placed = _centre(parts.double().sum(dim=(2, 3)))[is_varied]
-    centred = _centre(total)[is_varied]
-    return ((placed * centred).sum(dim=1) / centred.square().sum(dim=1)).mean().item()
+    placed = centre(parts.double().sum(dim=(2, 3)))[is_varied]
+    centred = centre(total)[is_varied]
+    return (group_sums(placed * centred) / group_sums(centred.square())).mean().item()
 
 
 def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
-    """Whether all images of a group have the same score, to within `FLAT_TOLERANCE`."""
-    spread = scores.amax(dim=1) - scores.amin(dim=1)
-    return spread <= FLAT_TOLERANCE * scores.abs().amax(dim=1)
+    """Whether all images of a group have the same score, to within `FLAT_TOLERANCE`.
+
+    Images without a score (NaN) do not count: a group with fewer than two others is flat.
+    """
+    is_missing = scores.isnan()
+    highest = scores.masked_fill(is_missing, -torch.inf).amax(dim=1)
+    lowest = scores.masked_fill(is_missing, torch.inf).amin(dim=1)
+    largest = scores.abs().masked_fill(is_missing, 0.0).amax(dim=1)
+    return highest - lowest <= FLAT_TOLERANCE * largest
+
+
+def _kept(table: RewardTable) -> Float32[Tensor, "P G R"]:
+    """Raw scores; NaN by all terms for images that are left out of their group."""
+    return table.raw.masked_fill(is_left_out(table)[:, :, None], torch.nan)
 
 
 def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
-    standardised = _centre(table.raw.double()) / _group_divisors(table)
-    return standardised.masked_fill(is_flat(table.raw)[:, None, :], 0.0).float()
+    kept = _kept(table)
+    standardised = centre(kept.double()) / _group_divisors(table)
+    return standardised.masked_fill(is_flat(kept)[:, None, :], 0.0).float()
 
 
 def _group_divisors(table: RewardTable) -> Float64[Tensor, "P 1 R"]:
     """Standard deviation of each term in each group, not below the term's floor."""
-    raw, floors = table.raw, table.std_floors.double()
-    if raw.shape[1] < 2:
+    size, floors = table.raw.shape[1], table.std_floors.double()
+    if size < 2:
         raise ValueError(
-            f"group size {raw.shape[1]}: normalize_then_sum compares the images of one prompt; "
+            f"group size {size}: normalize_then_sum compares the images of one prompt; "
             "sample at least 2 per prompt, or use weighted_sum"
         )
-    centred = _centre(raw.double())
-    std = centred.square().sum(dim=1, keepdim=True).div(raw.shape[1] - 1).sqrt()
-    return std.clamp(min=floors)
+    return group_variances(_kept(table).double()).sqrt().clamp(min=floors)
 
 
 def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tensor, "P G R"]:
     # One row per image: the sums do not depend on how images are grouped.
     raw = untrained.raw.double().flatten(0, 1)
     applies = untrained.is_applicable.repeat_interleave(untrained.raw.shape[1], dim=0)
+    applies &= ~raw.isnan()
     counts = applies.sum(dim=0)
     is_weighed = table.is_applicable.any(dim=0) & (table.weights != 0)
     for column in (is_weighed & (counts == 0)).nonzero().flatten().tolist():
         raise RewardError(
-            f"term {table.names[column]} applies to held-out prompts now, but applied to none in "
+            f"term {table.names[column]} applies to held-out prompts now, but scored no image in "
             "the evaluation of the untrained model, whose spread scales the totals; restore the "
-            "held-out prompts, or start a new run"
+            "held-out prompts, or start a new run with a scorer that does not refuse all images"
         )
     means = raw.masked_fill(~applies, 0.0).sum(dim=0) / counts.clamp(min=1)
     squares = (raw - means).masked_fill(~applies, 0.0).square().sum(dim=0)
@@ -215,7 +245,3 @@ def _scale(table: RewardTable) -> Float32[Tensor, " P"]:
         )
     # Both sums run over the same R numbers, so the quotient is exactly 1 if all terms apply.
     return sizes.sum(dim=-1) / applicable
-
-
-def _centre(values: Float64[Tensor, "P G *rest"]) -> Float64[Tensor, "P G *rest"]:
-    return values - values.mean(dim=1, keepdim=True)

@@ -171,7 +171,7 @@ class Scorer:
 
         Raises:
             RewardError: A term raised, took too long, or returned something other than one finite
-                float32 number per picture. The message names term, prompt and image.
+                float32 number, or None, per picture. The message names term, prompt and image.
         """
         scoring = self.begin(prompts)
         for group in pixels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -102,7 +103,8 @@ def _score(reward: Reward, request: ScoreRequest) -> ScoreAnswer:
                 "compares an image with; leave its images out"
             )
     scores = score_checked(reward, prompts, pixels)
-    return ScoreAnswer(scores=tuple(scores.values.tolist()), notes=scores.notes)
+    answers = [None if math.isnan(value) else value for value in scores.values.tolist()]
+    return ScoreAnswer(scores=tuple(answers), notes=scores.notes)
 
 
 def _fail(status: int, reason: str) -> JSONResponse:

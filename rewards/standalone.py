@@ -23,6 +23,7 @@ from rewards.pictures import (
     to_pixels,
 )
 from rewards.problems import describe_problems, find_problems
+from rewards.refusals import find_refusals
 from rewards.reweigh import combine
 from rewards.terms.custom import ScoringFunction
 from rewards.texts import find_quoted_texts
@@ -67,10 +68,11 @@ def score_images(
 
     Returns:
         A row per image: the score of each term, higher is better, missing if the term does not
-        apply; and `total`, their weighted sum. A `combine` that compares the images of a group has
+        apply or refused the image; and `total`, their weighted sum, missing if a term with a weight
+        refused it. A `combine` that compares the images of a group has
         no meaning for single images, and is not used. Warns about terms that apply to none of the
-        images, and about targets of which less than half is left, or that are enlarged more than
-        twice.
+        images or refused some, and about targets of which less than half is left, or that are
+        enlarged more than twice.
 
     Raises:
         RewardError: `rewards` does not contain functions, or a term cannot be built or cannot score
@@ -99,7 +101,7 @@ def score_images(
         if isinstance(picture, (str, Path)):
             Path(os.path.expanduser(picture)).stat()  # before weights are loaded
     scorer = build_scorer(config, torch.device(device))
-    rows = []
+    rows, refused = [], set()
     for number, (prompt, image, target) in enumerate(zip(prompts, images, targets, strict=True)):
         picture = _open(image)
         if isinstance(prompt, str):
@@ -116,9 +118,14 @@ def score_images(
         has_total = bool((table.is_applicable & (table.weights != 0)).any())
         total = combine(table, mode="weighted_sum").item() if has_total else torch.nan
         rows.append([*scores, total])
+        for each in find_refusals([prompt], table):
+            if each.count > 0:
+                refused.add(each.term)
+                line = f"{each.term} refused images[{number}]: {each.first}"
+                warnings.warn(line, stacklevel=2)
     found = pandas.DataFrame(rows, columns=[*scorer.names, "total"])
     for name, term in config.terms.items():
-        if rows and found[name].isna().all():
+        if rows and name not in refused and found[name].isna().all():
             needs = " and ".join(term.needs()) or "nothing"
             warnings.warn(
                 f"{name} applies to none of the images: it needs {needs} in addition to the image, "

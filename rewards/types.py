@@ -5,7 +5,7 @@ Axes: P prompts, G images per prompt, R reward terms, H W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Float32, UInt8
@@ -66,7 +66,8 @@ class Scores:
     """A term's scores of N pictures.
 
     Attributes:
-        values: Scores; higher is better.
+        values: Scores; higher is better. A list instead of a tensor may have None for a picture
+            that the term refuses to score, such as one about which a judge gives no number.
         notes: The term's findings on each picture, for people: the text that OCR read, the answer
             of a judge. Empty if the term has none.
         parts: What each place of each picture earned of its score: a map of any resolution, or
@@ -74,7 +75,7 @@ class Scores:
             picture. None: the term does not say.
     """
 
-    values: Float32[Tensor, " N"]
+    values: Float32[Tensor, " N"] | Sequence[float | None]
     notes: tuple[str, ...] = ()
     parts: Parts | None = None
 
@@ -86,7 +87,7 @@ class RewardTable:
     Attributes:
         names: One name per term, in the order of the R axis.
         raw: Scores as returned by the terms, higher is better; 0 if a term does not apply
-            (null in stored tables).
+            (null in stored tables), NaN if it applies but refused the image.
         is_applicable: True where a term applies to a prompt.
         std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its score,
             > 0.
@@ -107,3 +108,7 @@ class RewardTable:
     notes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     parts: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
     pieces: Mapping[str, tuple[Pieces, ...]] = field(default_factory=dict)
+
+    def is_refused(self) -> Bool[Tensor, "P G R"]:
+        """Whether a term that applies to the prompt of an image refused to score it."""
+        return self.raw.isnan() & self.is_applicable[:, None, :]

@@ -100,13 +100,13 @@ def _evaluate_one(models: Models, config: Config, prompts: Prompts) -> Evaluatio
 
 
 def _describe_means(table: RewardTable) -> str:
-    """Mean score of each term over the prompts to which it applies."""
+    """Mean score of each term over the images that it scored."""
     scores = [
         (name, table.raw[table.is_applicable[:, column], :, column])
         for column, name in enumerate(table.names)
     ]
     return ", ".join(
-        f"{name} {found.mean().item():z.3f}" if len(found) else f"{name} does not apply"
+        f"{name} {found.nanmean().item():z.3f}" if len(found) else f"{name} does not apply"
         for name, found in scores
     )
 

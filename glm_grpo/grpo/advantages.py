@@ -8,6 +8,7 @@ from torch import Tensor
 
 from glm_grpo.types import Advantages, Normalization
 from rewards.reweigh import is_flat as is_flat_group
+from rewards.scored import centre
 
 
 def group_advantages(
@@ -37,34 +38,43 @@ def group_advantages(
     `clip` scales a whole group down until its largest |advantage| equals `clip`. Clamping single
     elements would break the zero sum, and centring again would break the bound.
 
+    An image whose reward is NaN is left out of its group: it takes no part in any mean or std, and
+    its advantage is 0.
+
     Args:
-        rewards: Totals, higher is better, finite, G >= 2.
+        rewards: Totals, higher is better, G >= 2; NaN for images that are left out of their group,
+            else finite.
         normalization: One of the three above.
         std_floor: Smallest divisor, in reward units, >= 0; `mean_only` ignores it.
         clip: Largest |advantage|, > 0; None: no bound.
 
     Returns:
         Advantages with a zero sum in every group, exactly 0 in groups whose rewards are equal to
-        within `rewards.reweigh.FLAT_TOLERANCE`.
+        within `rewards.reweigh.FLAT_TOLERANCE`, and where fewer than two are left.
 
     Raises:
-        ValueError: A reward is not finite (the message names prompt row and image), the group has
+        ValueError: A reward is infinite (the message names prompt row and image), the group has
             fewer than two images, or `std_floor` or `clip` is out of range.
     """
     _check_arguments(rewards, std_floor=std_floor, clip=clip)
     is_flat = is_flat_group(rewards)
     centred = centred_rewards(rewards, is_flat)
-    values = centred / divisor(centred, normalization, std_floor)
+    values = without_left_out(centred / divisor(centred, normalization, std_floor))
     return Advantages(values=bounded(values, clip).float(), is_flat=is_flat)
 
 
 def centred_rewards(
     rewards: Float32[Tensor, "P G"], is_flat: Bool[Tensor, " P"]
 ) -> Float64[Tensor, "P G"]:
-    """Rewards less the mean of their group; exactly 0 in flat groups."""
+    """Rewards less the mean of their group; exactly 0 in flat groups, NaN where left out."""
     # float64 keeps the sum of a group at zero to the last bit of the float32 result.
-    exact = rewards.double()
-    return (exact - exact.mean(dim=1, keepdim=True)).masked_fill(is_flat[:, None], 0.0)
+    centred = centre(rewards.double())
+    return centred.masked_fill(is_flat[:, None] & ~rewards.isnan(), 0.0)
+
+
+def without_left_out(values: Float64[Tensor, "P G *T"]) -> Float64[Tensor, "P G *T"]:
+    """The same with 0 for images that are left out of their group (NaN)."""
+    return values.masked_fill(values.isnan(), 0.0)
 
 
 def bounded(values: Float64[Tensor, "P G *T"], clip: float | None) -> Float64[Tensor, "P G *T"]:
@@ -81,12 +91,14 @@ def divisor(
     """What centred rewards are divided by; see `group_advantages`."""
     if normalization == "mean_only":
         return centred.new_ones(1, 1)
-    if normalization == "group_std":
-        std = centred.std(dim=1, keepdim=True)
-    else:
-        std = centred.std().reshape(1, 1)
+    groups = centred if normalization == "group_std" else centred.reshape(1, -1)
+    std = torch.stack([_std(group[~group.isnan()]) for group in groups])[:, None]
     # A std of 0 only occurs if every centred reward is 0, and any divisor keeps them at 0.
     return std.clamp(min=std_floor).masked_fill(std == 0, 1.0)
+
+
+def _std(values: Float64[Tensor, " n"]) -> Float64[Tensor, ""]:
+    return values.std() if len(values) > 1 else values.new_zeros(())
 
 
 def _check_arguments(
@@ -101,8 +113,8 @@ def _check_arguments(
         raise ValueError(f"std_floor {std_floor}: must be 0 or more; 1e-4 is a usual choice")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip {clip}: must be above 0; use None for no bound")
-    for row, image in (~torch.isfinite(rewards)).nonzero().tolist():
+    for row, image in rewards.isinf().nonzero().tolist():
         raise ValueError(
             f"reward {rewards[row, image].item()} at prompt row {row}, image {image}: rewards "
-            "must be finite; a term that cannot score must raise instead"
+            "must be finite, or NaN for an image that is left out of its group"
         )

@@ -14,9 +14,16 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from glm_grpo.grpo.advantages import bounded, centred_rewards, divisor, group_advantages
+from glm_grpo.grpo.advantages import (
+    bounded,
+    centred_rewards,
+    divisor,
+    group_advantages,
+    without_left_out,
+)
 from glm_grpo.types import Advantages, Normalization
 from rewards.parts import Grid, overlaps
+from rewards.scored import centre
 
 
 @dataclass(frozen=True)
@@ -97,15 +104,17 @@ def token_advantages(
 
     `later` = 1 is the reward-to-go, which is unbiased if what a place earns depends, in each grid,
     on no token after its last one; `later` = 0 compares a token by its own place alone. With one
-    place, or no term with places, every token has the advantage of its image. In flat groups
-    everything is exactly 0, and at each token the advantages of a group have a sum of zero.
+    place, or no term with places, every token has the advantage of its image. In flat groups and
+    for images left out of theirs everything is exactly 0, and at each token the advantages of a
+    group have a sum of zero.
 
     Source: reward-to-go: Williams 1992, "Simple statistical gradient-following algorithms",
     Machine Learning 8; the rest is this project's.
 
     Args:
         rewards: Totals, less penalties; see `group_advantages`.
-        placed: Part of each total that each place earned by each term; 0 for terms without parts.
+        placed: Part of each total that each place earned by each term; 0 for terms without parts,
+            NaN for images that are left out of their group.
         places: Places of the T tokens.
         later: Weight of the places that are drawn later, 0..1.
         normalization: See `group_advantages`; `std_floor` and `clip` too.
@@ -115,10 +124,10 @@ def token_advantages(
     """
     images = group_advantages(rewards, normalization=normalization, std_floor=std_floor, clip=clip)
     centred = centred_rewards(rewards, images.is_flat)
-    exact = placed.double()
-    parts = (exact - exact.mean(dim=1, keepdim=True)).masked_fill(
-        images.is_flat[:, None, None, None], 0.0
-    )
+    divided_by = divisor(centred, normalization, std_floor)
+    # Zeros change no ratio of mean squares over the same images.
+    centred, parts = without_left_out(centred), without_left_out(centre(placed.double()))
+    parts = parts.masked_fill(images.is_flat[:, None, None, None], 0.0)
     of_images = parts.sum(dim=-1)
     scale = partial(_scaled, like=of_images, by_group=is_standardised)
     own, to_go = (scale(parts @ weights.double().T) for weights in (places.own, places.to_go))
@@ -126,7 +135,6 @@ def token_advantages(
     # What has no place stays: the rest of the images' rewards. Written in this way, tokens are
     # equal to their image to the bit if there is one place.
     rewards_of_tokens = centred[..., None] + (of_terms - of_images[..., None]).sum(dim=2)
-    divided_by = divisor(centred, normalization, std_floor)
     tokens = rewards_of_tokens / divided_by[..., None]
     by_group = normalization == "group_std"
     wanted, found = (_mean_square(each, by_group) for each in (centred / divided_by, tokens))

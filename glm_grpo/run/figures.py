@@ -70,8 +70,10 @@ def show_change(before: float, after: float) -> str:
 
 
 def show_score(score: float | None) -> str:
-    """A score of one picture; None where the term does not apply."""
-    return "does not apply" if score is None else f"{score:.3f}"
+    """A score of one picture; None where the term does not apply, NaN where it refused it."""
+    if score is None:
+        return "does not apply"
+    return NO_VALUE if math.isnan(score) else f"{score:.3f}"
 
 
 def interval(low: float, high: float) -> str:

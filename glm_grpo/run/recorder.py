@@ -290,7 +290,10 @@ def _identity_columns(
 
 
 def _score_columns(rewards: RewardTable) -> dict[str, pyarrow.Array]:
-    """One column per term, and one for its notes; null if the term does not apply."""
+    """One column per term, and one for its notes; null if the term does not apply.
+
+    A score is NaN if the term applies, but refused the image.
+    """
     columns = {}
     for index, name in enumerate(rewards.names):
         scores = rewards.raw[:, :, index].tolist()

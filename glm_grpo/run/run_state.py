@@ -30,7 +30,8 @@ class RunState:
 
     def note_best(self, total: float) -> bool:
         """Record an evaluation of the current step; returns whether it is the best so far."""
-        if total <= self.best_total:
+        # NaN, of an evaluation without any total, is not the best.
+        if not total > self.best_total:
             return False
         self.best_step, self.best_total = self.step, total
         return True

@@ -37,7 +37,8 @@ class StoredGroups:
         prompts: Caption of each group.
         images: P * G paths relative to the run folder.
         names: Names of the terms, in the order of the R axis.
-        raw: Scores as the terms returned them; 0 where a term does not apply.
+        raw: Scores as the terms returned them; 0 where a term does not apply, NaN where it refused
+            the image.
         is_applicable: True where a term applies to a group's prompt.
     """
 
@@ -75,7 +76,7 @@ class StoredRollouts:
     Attributes:
         groups: Pictures and raw scores.
         penalty: KL to the reference that was subtracted from the reward, in reward units.
-        totals: Weighted rewards before the penalty.
+        totals: Weighted rewards before the penalty; NaN for images left out of their group.
         advantages: Advantages of images, which the policy was trained on with credit by image.
     """
 
@@ -107,10 +108,10 @@ class StoredEvaluation:
         return self.groups.is_applicable[:, self.groups.names.index(name)]
 
     def term_means(self, names: Sequence[str]) -> dict[str, float]:
-        """Mean raw score of each term over the prompts to which it applies, at least one."""
+        """Mean raw score of each term over the images that it scored."""
         raw = self.groups.raw
         return {
-            name: raw[self.applies(name), :, self.groups.names.index(name)].mean().item()
+            name: raw[self.applies(name), :, self.groups.names.index(name)].nanmean().item()
             for name in names
         }
 

@@ -79,8 +79,10 @@ def paired_bootstrap(
 def gain_over_prompts(before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> Interval:
     """Mean difference over prompts with its 95 % interval, if there are enough prompts for one.
 
-    Arguments as in `paired_bootstrap`.
+    Arguments as in `paired_bootstrap`; prompts without a score before or after (NaN) are left out.
     """
+    is_scored = ~(before.isnan() | after.isnan())
+    before, after = before[is_scored], after[is_scored]
     if len(before) < FEWEST_PROMPTS:
         mean = (after.double() - before.double()).mean().item()
         return Interval(mean, low=math.nan, high=math.nan)

@@ -39,7 +39,8 @@ SCHEMA = 2
 """Version of the columns; a table of another version is refused."""
 
 RAW = "raw/"
-"""Prefix of score columns, one per term; null if a term does not apply."""
+"""Prefix of score columns, one per term: null if a term does not apply, NaN if it refused an image.
+The total of an image that a term with a weight refused is NaN."""
 NOTE = "note/"
 """Prefix of note columns, one per term with notes; null if it has none for a picture."""
 CREDIT = "credit"

@@ -100,7 +100,8 @@ def tabulate_step(experience: Experience, pictures: Sequence[bytes]) -> PictureT
     shown = []
     size = experience.prompts.group_size
     for group, totals in enumerate(experience.totals[:MAX_GROUPS]):
-        order = totals.argsort(descending=True, stable=True).tolist()
+        # Images without a total are last.
+        order = totals.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True).tolist()
         if size > MAX_SAMPLES:
             order = order[: MAX_SAMPLES // 2] + order[-MAX_SAMPLES // 2 :]
         files = ((sample, pictures[group * size + sample]) for sample in order)
@@ -134,7 +135,6 @@ def _tabulate(
         applies = scores.is_applicable[index].tolist()
         for sample, image in shown[index]:
             raw = zip(scores.names, scores.raw[index, sample].tolist(), applies, strict=True)
-            # Rounded, because further digits of a float32 are noise that only widens a column.
             rows.append(
                 {
                     "prompt_id": prompt.prompt_id,
@@ -143,8 +143,8 @@ def _tabulate(
                     "source": source,
                     "target": target,
                     "image": image,
-                    **{key: round(each[index, sample].item(), 6) for key, each in figures.items()},
-                    **{term: round(score, 6) if on else None for term, score, on in raw},
+                    **{key: _rounded(each[index, sample].item()) for key, each in figures.items()},
+                    **{term: _rounded(score) if on else None for term, score, on in raw},
                     # A term that does not apply to the prompt has no notes on its pictures.
                     **{
                         f"{term} note": groups[index][sample] if groups[index] else None
@@ -154,6 +154,11 @@ def _tabulate(
             )
     used = [column for column in rows[0] if any(row[column] is not None for row in rows)]
     return PictureTable(name, [{column: row[column] for column in used} for row in rows], strips)
+
+
+def _rounded(value: float) -> float | None:
+    """Without digits of a float32 that only widen a column; None for an image without a score."""
+    return None if math.isnan(value) else round(value, 6)
 
 
 def to_markdown(table: PictureTable) -> str:
@@ -252,7 +257,7 @@ class Trackers:
             pictures: Its images as PNG files, group by group.
         """
         values = {
-            "rollout/reward": experience.totals.flatten().cpu().numpy(),
+            "rollout/reward": experience.totals[~experience.totals.isnan()].cpu().numpy(),
             "rollout/advantage": experience.advantages.values.flatten().cpu().numpy(),
         }
         if self._names:

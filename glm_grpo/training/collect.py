@@ -22,6 +22,7 @@ from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
+from rewards.refusals import check_refusals, find_refusals, join_refusals
 from rewards.reweigh import Mode, combine, is_flat, placed_contributions
 
 
@@ -48,7 +49,8 @@ def collect(
         spares: Spare prompts of the step, the same in all processes; None: replace nothing.
 
     Raises:
-        RewardError: A term failed; the message names term, prompt and image.
+        RewardError: A term failed, or refused too many images; the message names term, prompt and
+            image.
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
         PeerError: Another process failed.
     """
@@ -56,6 +58,7 @@ def collect(
         experience = sample_and_score(models, batch, config, clock)
     if spares is not None:
         experience = _refill(models, experience, spares, config, clock, processes)
+    _check_refusals(experience, processes)
     return with_advantages(models, experience, config, processes)
 
 
@@ -104,6 +107,15 @@ def sample_and_score(
         reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
         is_sampled_by_reference=is_sampled_by_reference,
     )
+
+
+def _check_refusals(experience: Experience, processes: Processes) -> None:
+    """Stop if a term refused too many images of the step, in all processes and rounds together."""
+    table, pixels = experience.rewards, experience.images.pixels
+    parts = processes.gather(find_refusals(experience.prompts.prompts, table))
+    with processes.together():
+        if processes.is_main:
+            check_refusals(join_refusals(parts), table, pixels)
 
 
 def with_advantages(

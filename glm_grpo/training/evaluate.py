@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -11,8 +12,11 @@ from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.joining import join_images, join_tables
 from glm_grpo.training.phase import Display, Models, NoDisplay, PhaseClock
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
+from rewards.refusals import find_refusals
 from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -57,7 +61,7 @@ def evaluate(
 def weigh_evaluation(
     parts: Sequence[EvaluationPart], *, mode: Mode, untrained: RewardTable | None
 ) -> Evaluation:
-    """Combine parts into one evaluation with totals.
+    """Combine parts into one evaluation with totals; warn of images that a term refused.
 
     Args:
         parts: Evaluated parts of the same policy in prompt order, at least one.
@@ -67,9 +71,17 @@ def weigh_evaluation(
         RewardError: See `combine`.
     """
     table = join_tables([part.rewards for part in parts])
+    prompts = tuple(prompt for part in parts for prompt in part.prompts)
+    for refused in find_refusals(prompts, table):
+        if refused.count > 0:
+            logger.warning(
+                "evaluation at step %d: %s; they are left out of its means",
+                parts[0].step,
+                refused.describe(),
+            )
     return Evaluation(
         step=parts[0].step,
-        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        prompts=prompts,
         images=join_images([part.images for part in parts]),
         rewards=table,
         totals=combine(table, mode=mode, untrained=table if untrained is None else untrained),

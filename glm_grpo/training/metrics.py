@@ -10,6 +10,7 @@ from statistics import fmean
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit import audit_table
+from rewards.refusals import find_refusals
 from rewards.reweigh import Mode, contributions, placed_share
 from rewards.terms.ocr import OCR, OCR_EXACT
 from rewards.types import RewardTable
@@ -131,16 +132,20 @@ def _utilisation(
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Mean total, and mean of every term over the held-out prompts to which it applies.
+    """Mean total, and mean of every term over the held-out images that it scored.
 
-    With an OCR term, also `eval/ocr_exact`; see `OCR_EXACT`.
+    With an OCR term, also `eval/ocr_exact`; see `OCR_EXACT`. For a term that refused images, also
+    `eval/<name>/refused_fraction`.
     """
     table = evaluation.rewards
-    metrics = {"eval/total": evaluation.totals.mean().item()}
+    metrics = {"eval/total": evaluation.totals.nanmean().item()}
     for name in table.names:
         metrics[f"eval/{name}"] = _mean(_scores(table, name))
     if OCR in table.names:
         metrics[f"eval/{OCR_EXACT}"] = _mean([float(score == 1) for score in _scores(table, OCR)])
+    for refused in find_refusals(evaluation.prompts, table):
+        if refused.count > 0:
+            metrics[f"eval/{refused.term}/refused_fraction"] = refused.fraction
     return metrics
 
 
@@ -150,16 +155,16 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
         # Standardised within its group, every group's mean is 0: only raw scores show progress.
         totals = contributions(table, mode="weighted_sum").sum(dim=-1)
     audit = audit_table(table, mode=combine)
-    metrics = {
-        "reward/mean": totals.mean().item(),
-        "reward/std": totals.std(correction=0).item(),
-    }
-    for row, term in enumerate(audit.terms):
+    kept = totals[~totals.isnan()]
+    metrics = {"reward/mean": kept.mean().item(), "reward/std": kept.std(correction=0).item()}
+    refusals = find_refusals(experience.prompts.prompts, table)
+    for row, (term, refused) in enumerate(zip(audit.terms, refusals, strict=True)):
         metrics[f"reward/{term.name}/mean"] = term.mean
         metrics[f"reward/{term.name}/std"] = term.std
         metrics[f"reward/{term.name}/std_within"] = term.std_within
         metrics[f"reward/{term.name}/advantage_share"] = term.advantage_share
         metrics[f"reward/{term.name}/flat_fraction"] = term.flat_fraction
+        metrics[f"reward/{term.name}/refused_fraction"] = refused.fraction
         for column in range(row):
             other = audit.terms[column].name
             metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
@@ -190,11 +195,11 @@ def _update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
 
 
 def _scores(table: RewardTable, name: str) -> list[float]:
-    """Raw scores of a term for all images of the prompts to which it applies."""
+    """Raw scores of a term for all images that it scored."""
     index = table.names.index(name)
-    applies = table.is_applicable[:, index]
-    scores: list[float] = table.raw[applies, :, index].flatten().tolist()
-    return scores
+    scores = table.raw[table.is_applicable[:, index], :, index]
+    scored: list[float] = scores[~scores.isnan()].tolist()
+    return scored
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ answers. A thread writes the files of a step while the next step runs; at most o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -48,8 +49,11 @@ from glm_grpo.training.phase import (
 )
 from glm_grpo.types import EvaluationPart, Experience
 from rewards.canaries import Departure, measure_pictures
+from rewards.refusals import find_refusals
 from rewards.reweigh import Mode
 from rewards.types import RewardTable
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -206,6 +210,12 @@ class Records:
             measures = {
                 name: torch.cat([each.measures[name] for each in parts]) for name in part.measures
             }
+            for refused in find_refusals(whole.prompts.prompts, whole.rewards):
+                if refused.count > 0:
+                    left_out = "their groups" if refused.is_weighted else "its mean"
+                    logger.warning(
+                        "step %d: %s; they are left out of %s", step, refused.describe(), left_out
+                    )
             reading = self._monitor.measure(step, whole, measures)
             metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
             if self._work is not None:

@@ -27,8 +27,8 @@ from rewards.process_defaults import defaults_kept
 from rewards.types import Prompt, RewardError, describe_error
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
-"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or
-`rewards.Scores` with them."""
+"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or a
+list of them with None for pictures that it cannot score, or `rewards.Scores` with either."""
 
 
 class CustomConfig(TermConfig):
@@ -43,7 +43,8 @@ class CustomConfig(TermConfig):
     """`module:function`, in `folder` or installed. It gets a list of N prompts and images
     UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N], or
     `rewards.Scores(numbers, parts=maps)`, whose maps, Float32 [N, rows, columns], say which part
-    of each number each place of the image earned."""
+    of each number each place of the image earned. In a list of numbers, None leaves an image that
+    the function cannot score out of its group."""
     folder: MayChange[PathText | None] = None
     """Folder of the module. null: the folder of the config if the module is there, otherwise the
     working folder; a run stores what it found."""

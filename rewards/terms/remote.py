@@ -101,7 +101,7 @@ class RemoteReward:
         return has_needs(prompt, self._needs)
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Send the pictures with their prompts in one request; the notes are the scorer's.
+        """Send the pictures with their prompts in one request; refusals and notes are the scorer's.
 
         Raises:
             RewardError: There was no answer, the scorer failed (the message quotes its error), or
@@ -109,7 +109,7 @@ class RemoteReward:
         """
         body = make_request(prompts, pixels, self._needs).model_dump_json().encode()
         answer = self._ask("/score", body, ScoreAnswer)
-        return Scores(torch.tensor(answer.scores, dtype=torch.float32), answer.notes)
+        return Scores(answer.scores, answer.notes)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty, because the networks belong to the other process."""

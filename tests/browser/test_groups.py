@@ -111,6 +111,39 @@ def test_groups_and_find_call_all_images_best_that_share_the_highest_total(
     expect(page.locator(".find-count")).to_have_text("2 of 48 images")
 
 
+def test_an_image_that_a_term_refused_is_last_and_has_no_figures_anywhere(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    def refuse(group: Any, sample: int) -> None:
+        assert group["prompt_id"] == "plain"
+        group["raw"]["ocr"][sample] = group["total"][sample] = None
+        if "advantage" in group:
+            group["advantage"][sample] = 0.0
+
+    run = copy_run(gallery_run, tmp_path / "run")
+    change_data(run, "steps-000001", lambda data: refuse(data["steps"][0]["groups"][0], 2))
+    change_data(run, "evaluation-000012", lambda data: refuse(data["groups"][0], 0))
+    page = open_gallery("groups?step=1", run=run, allows=NOT_FOUND)
+    headings = group_of(page, "plain").locator("li h4")
+    expect(headings).to_have_text(["Rank 1 sample 0", "Rank 2 sample 1", "Left out sample 2"])
+    samples = samples_of(page, "plain")
+    expect_cells(
+        samples.last.locator(".scores tr"),
+        [["Term", "Score"], ["lpips", "1.000"], ["ocr", "none"], ["Total", "none"]],
+    )
+    expect(group_of(page, "plain").locator(".problem")).to_have_count(0)
+    # In no range, and not the best.
+    show(page, "find?id=plain&to=1&max.total=0.3&from=1")
+    expect(page.locator(".find-count")).to_have_text("1 of 48 images")
+    # Of the two samples the other one rose, from 0.25 by 0.125.
+    show(page, "progress")
+    row = page.locator("tr", has_text="plain").first
+    expect(row.locator(".row-change")).to_contain_text("0.375")
+    show(page, "weights")
+    expect(page.locator(".weights-group").first).to_be_visible()
+    expect(page.locator("body")).not_to_contain_text("NaN")
+
+
 def credit_run(run: RunFolder, path: Path) -> RunFolder:
     """A copy in which step 1 has credit on two by two places, and pieces, of `plain`."""
     run = copy_run(run, path)

@@ -230,6 +230,19 @@ def test_score_images_warns_of_terms_that_apply_to_nothing() -> None:
     assert [str(each.message).split()[0] for each in warned] == ["ssim", "ocr"]
 
 
+def test_score_images_gives_no_total_to_an_image_that_a_term_refuses() -> None:
+    def faces(prompts, pixels):
+        return [1.0 if pixel.max() > 0 else None for pixel in pixels]
+
+    black = Image.new("RGB", (32, 32), "black")
+    with pytest.warns(
+        UserWarning, match=r"^faces refused images\[1\]: prompt 1, image 0$"
+    ) as warned:
+        scores = score_images(["a", "b"], [WHITE, black], rewards={"faces": faces})
+    assert scores.faces.isna().tolist() == scores.total.isna().tolist() == [False, True]
+    assert len(warned) == 1
+
+
 def test_score_images_warns_of_targets_that_hardly_fit() -> None:
     targets = [WHITE, Image.new("RGB", (96, 32))]
     with pytest.warns(UserWarning, match=r"targets\[1\] hardly fits .*33 % of it is left"):

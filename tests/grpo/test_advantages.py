@@ -137,12 +137,52 @@ def test_flipping_the_rewards_flips_the_advantages(normalization: Normalization)
     torch.testing.assert_close(values_of(-rewards), -values_of(rewards))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_reward_that_is_not_finite_is_refused_with_row_and_image(bad: float) -> None:
+def test_an_infinite_reward_is_refused_with_row_and_image() -> None:
+    rewards = rewards_of((0, 1, 2), (0, 1, math.inf))
     with pytest.raises(ValueError, match="prompt row 1, image 2"):
-        group_advantages(
-            rewards_of((0, 1, 2), (0, 1, bad)), normalization="group_std", std_floor=0.1, clip=None
-        )
+        group_advantages(rewards, normalization="group_std", std_floor=0.1, clip=None)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_an_image_left_out_leaves_the_advantages_of_a_smaller_group(
+    normalization: Normalization, clip: float | None
+) -> None:
+    def advantages_of(rewards: Tensor) -> Tensor:
+        return group_advantages(
+            rewards, normalization=normalization, std_floor=0.1, clip=clip
+        ).values
+
+    left_out = advantages_of(rewards_of((1, math.nan, 2, 4), (7, math.nan, 3, 2)))
+    assert left_out[:, 1].tolist() == [0.0, 0.0]
+    assert left_out[:, [0, 2, 3]].equal(advantages_of(rewards_of((1, 2, 4), (7, 3, 2))))
+
+
+def test_batch_std_does_not_count_images_that_are_left_out() -> None:
+    # Centred: -1, 1 and -2, 0, 2; the five have sample variance (1 + 1 + 4 + 0 + 4) / 4 = 2.5.
+    advantages = group_advantages(
+        rewards_of((0, 2, math.nan), (10, 12, 14)),
+        normalization="batch_std",
+        std_floor=0.0,
+        clip=None,
+    )
+    std = math.sqrt(2.5)
+    expected = torch.tensor([[-1 / std, 1 / std, 0.0], [-2 / std, 0.0, 2 / std]])
+    torch.testing.assert_close(advantages.values, expected)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_a_group_with_fewer_than_two_images_left_is_flat(normalization: Normalization) -> None:
+    nan = math.nan
+    advantages = group_advantages(
+        rewards_of((1, nan, nan), (nan, nan, nan), (1, 2, nan)),
+        normalization=normalization,
+        std_floor=0.1,
+        clip=None,
+    )
+    assert advantages.is_flat.tolist() == [True, True, False]
+    assert advantages.values[:2].count_nonzero() == 0
+    assert advantages.values.isfinite().all()
 
 
 def test_a_group_of_one_is_refused() -> None:

@@ -234,3 +234,22 @@ def test_reward_to_go_has_the_direction_of_the_exact_gradient(tokens: Grid, grid
         for value in (exact, learned)
     ]
     assert torch.cosine_similarity(*gradients, dim=0).item() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["group_std", "mean_only", "batch_std"])
+@pytest.mark.parametrize("is_standardised", [False, True])
+def test_tokens_of_an_image_left_out_have_no_credit_and_those_of_others_that_of_a_smaller_group(
+    normalization: Any, is_standardised: bool
+) -> None:
+    placed, places = random_parts(3, 4, 2, 4), token_places((TWO_BY_TWO,), TWO_BY_TWO)
+    options = GRPO | {"normalization": normalization, "is_standardised": is_standardised}
+    smaller = placed[:, [0, 1, 3]]
+    placed[:, 2] = torch.nan
+    rewards = placed.sum(dim=(2, 3))
+    found = token_advantages(rewards, placed, places, later=0.2, **options)
+    assert found.tokens is not None
+    assert found.place_credit is not None
+    assert found.tokens[:, 2].count_nonzero() == found.place_credit[:, 2].count_nonzero() == 0
+    assert not found.is_learned_from()[:, 2].any()
+    expected = credit(smaller, places, **options)
+    torch.testing.assert_close(found.tokens[:, [0, 1, 3]], expected, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -164,3 +165,19 @@ def test_describe_rare_terms_calls_less_than_half_few(count: int, is_rare: bool)
     counts = {"a": count, "b": count, "c": count, "every": 12}
     expected = [f"a, b and c (75% of the weight) apply to {count} of the 12 prompts"]
     assert describe_rare_terms(weights, counts, 12, of="prompts") == expected * is_rare
+
+
+def test_audit_is_that_of_the_images_that_were_not_refused() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = make_table(torch.rand(3, 4, 2, generator=generator).tolist())
+    smaller = dataclasses.replace(table, raw=table.raw[:, [0, 1, 3]])
+    # By one term alone: the image is left out of the total, and the other term's own figures stay.
+    table.raw[:, 2, 0] = NAN
+    found, expected = (audit_table(each, mode="weighted_sum") for each in (table, smaller))
+    assert dataclasses.astuple(found.terms[0]) == pytest.approx(
+        dataclasses.astuple(expected.terms[0])
+    )
+    assert found.terms[1].advantage_share == pytest.approx(expected.terms[1].advantage_share)
+    assert found.terms[1].mean == pytest.approx(table.raw[:, :, 1].mean().item())
+    assert found.headroom == pytest.approx(expected.headroom)
+    assert_equal(found.correlations, expected.correlations.tolist())

@@ -96,7 +96,10 @@ def test_score_checked_refuses_what_are_no_notes(notes: object, message: str) ->
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([0.1, 0.2], r"images 0 to 1: returned a list.*torch.tensor\(scores, dtype=torch.float32"),
+        ([0.1], r"images 0 to 1: returned a list.*torch.tensor\(scores, dtype=torch.float32"),
+        ([0.1, "0.2"], r"images 0 to 1: returned a list, \[0.1, '0.2'\]"),
+        ([None, math.nan], "^image 1: returned nan"),
+        ((0.5, 1e39), "^image 1: returned inf"),
         (torch.zeros(3), r"returned torch.float32 of shape \(3,\)"),
         (torch.zeros(2, 1), r"shape \(2, 1\)"),
         (
@@ -110,6 +113,23 @@ def test_score_checked_refuses_what_are_no_notes(notes: object, message: str) ->
 def test_score_checked_refuses_what_is_no_score(values: object, message: str) -> None:
     with pytest.raises(InvalidScoresError, match=message):
         score_checked(Fixed(values), *TWO)
+
+
+def test_score_checked_marks_what_a_term_refuses_and_nothing_else() -> None:
+    three = [Prompt("a", "a")] * 3, torch.zeros(3, 3, 4, 4, dtype=torch.uint8)
+    found = score_checked(Fixed(Scores((0.25, None, 0.5), ("", "no", ""))), *three)
+    assert found.values.isnan().tolist() == [False, True, False]
+    assert found.values[::2].tolist() == [0.25, 0.5]
+    assert found.notes == ("", "no", "")
+    assert score_checked(Fixed([1, np.float32(0), 2]), *three).values.tolist() == [1.0, 0.0, 2.0]
+
+
+def test_no_place_of_a_refused_image_earned_anything() -> None:
+    maps = Placed(values=[None, 1.0], parts=torch.full((2, 2, 1), 0.5))
+    pieces = Placed(values=[None, 1.0], parts=((WORD,), (WORD,)))
+    found = score_checked(maps, *TWO, with_parts=True).parts
+    assert found.flatten(1).tolist() == [[0.0, 0.0], [0.5, 0.5]]
+    assert score_checked(pieces, *TWO, with_parts=True).parts == ((), (WORD,))
 
 
 WORD = Piece(0.5, 0.0, 1.0, 2.0, 4.0, "A")

@@ -72,6 +72,13 @@ def test_custom_calls_the_function_with_prompts_and_pictures(write_module: Write
     torch.testing.assert_close(table.raw, torch.tensor([[[5.0], [5.2], [6.0]]]))
 
 
+def test_custom_function_may_refuse_a_picture(write_module: Write) -> None:
+    name = write_module("def score(prompts, pixels):\n    return [0.25, None, 1]\n")
+    table = score(f"{name}:score")
+    assert table.raw.nan_to_num(-1.0).flatten().tolist() == [0.25, -1.0, 1.0]
+    assert table.is_refused().flatten().tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize(
     "parts",
     ["torch.full((3, 1, 2), 0.5)", "((Piece(1.0, 0.0, 0.0, 2.0, 2.0, 'A'),), (), ())"],

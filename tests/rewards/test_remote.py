@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rewards.base import Need
+from rewards.base import Need, score_checked
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.http_client import HttpClient, NoAnswerError
@@ -104,9 +104,24 @@ def test_remote_scores_as_the_term_does_in_this_process_to_the_bit() -> None:
     prompts = [EDIT, DOG, DOG]
     expected = Level().score(prompts, PIXELS)
     with serving(Level()) as url:
-        scores = connect(url).score(prompts, PIXELS)
+        scores = score_checked(connect(url), prompts, PIXELS)
     assert torch.equal(scores.values, expected.values)
     assert scores.notes == expected.notes
+
+
+def test_a_served_term_refuses_a_picture_by_null_on_the_wire() -> None:
+    class Unsure(Level):
+        def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+            return Scores([0.25, None, 0.5], ("", "too dark", ""))
+
+    with serving(Unsure()) as url:
+        body, headers = json.loads(request_of([DOG] * 3)), {"Authorization": f"Bearer {TOKEN}"}
+        sent = httpx.post(f"{url}/score", json=body, headers=headers, trust_env=False)
+        scores = score_checked(connect(url), [DOG] * 3, PIXELS)
+    assert sent.json() == {"scores": [0.25, None, 0.5], "notes": ["", "too dark", ""]}
+    assert scores.values.isnan().tolist() == [False, True, False]
+    assert scores.values[::2].tolist() == [0.25, 0.5]
+    assert scores.notes == ("", "too dark", "")
 
 
 @pytest.mark.parametrize("needs", [("text", "target", "source"), ("prompt",)])
@@ -211,10 +226,9 @@ def test_client_waits_longer_each_time_or_as_asked(
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (Reply(body=b'{"scores": [1, 2]}'), r"shape \(2,\)"),
+        (Reply(body=b'{"scores": [1, 2]}'), r"returned a tuple, \(1.0, 2.0\)"),
         (Reply(body=b'{"scores": [1, 2, NaN]}'), "image 2: returned nan"),
         (Reply(body=b'{"scores": [1, 2, 1e39]}'), "image 2: returned inf"),
-        (Reply(body=b'{"scores": [1, 2, null]}'), "valid number"),
         (Reply(body=b'{"scores": [1, 2, true]}'), "valid number"),
         (Reply(body=b'{"scores": [1, 2, 3], "notes": ["a"]}'), "1 notes"),
         (Reply(body=b"<html>login</html>"), "'<html>login</html>', unlike a scorer"),
@@ -254,7 +268,7 @@ def test_a_server_scores_in_turn_for_many_clients_and_answers_info_meanwhile() -
 
     with serving(Slow()) as url, ThreadPoolExecutor(60) as pool:
         reward = connect(url)
-        levels = pool.map(lambda _: reward.score([DOG], PIXELS[2:]).values.item(), range(60))
+        levels = pool.map(lambda _: reward.score([DOG], PIXELS[2:]).values[0], range(60))
         connect(url)
         go_on.set()
         assert [*levels] == pytest.approx([2 / 3] * 60)
@@ -314,7 +328,7 @@ def test_remote_talks_to_the_scorer_of_the_documentation(tmp_path: Path) -> None
             reward = connect(f"http://127.0.0.1:{port}", retries=5)
             cyan = torch.tensor([0, 255, 255], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
             prompts = [Prompt("a", "a red dog"), Prompt("b", "a blue dog")]
-            assert reward.score(prompts, torch.stack([cyan, cyan])).values.tolist() == [0.0, 1.0]
+            assert reward.score(prompts, torch.stack([cyan, cyan])).values == (0.0, 1.0)
             with pytest.raises(RewardError, match="ValueError: 'a dog' names no colour"):
                 reward.score([DOG], cyan[None])
         finally:

@@ -228,3 +228,70 @@ def test_placed_share_is_the_share_of_the_variance_that_has_a_place() -> None:
     assert placed_share(table, mode="weighted_sum") == pytest.approx(0.75)
     without = replace(table, parts={})
     assert placed_share(without, mode="weighted_sum") == 0.0
+
+
+NAN = float("nan")
+
+
+def refused_in(table: RewardTable, image: int, column: int) -> RewardTable:
+    """The same where a term refused an image of every prompt."""
+    raw = table.raw.clone()
+    raw[:, image, column] = torch.nan
+    return replace(table, raw=raw)
+
+
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])
+def test_an_image_that_a_weighted_term_refused_leaves_a_smaller_group(mode: Mode) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(3, 4, 2, 2, generator=generator)
+    raw = torch.cat([parts.sum(dim=(2, 3))[..., None], torch.rand(3, 4, 2)], dim=2)
+    mask = [[True, True, True], [True, False, True], [True, True, True]]
+    table = make_table(raw.tolist(), [0.5, -0.2, 0.3], mask)
+    refused = replace(refused_in(table, 1, 2), parts={"term_0": parts})
+    others = [0, 2, 3]
+    smaller = replace(table, raw=table.raw[:, others], parts={"term_0": parts[:, others]})
+
+    found = contributions(refused, mode=mode)
+    assert found[:, 1].isnan().all()
+    assert combine(refused, mode=mode)[:, 1].isnan().all()
+    assert found[:, others].equal(contributions(smaller, mode=mode))
+    assert combine(refused, mode=mode)[:, others].equal(combine(smaller, mode=mode))
+    placed = placed_contributions(refused, Grid(2, 2), mode=mode)
+    assert placed[:, 1].isnan().all()
+    assert_equal(placed[:, others], placed_contributions(smaller, Grid(2, 2), mode=mode).tolist())
+    shares = advantage_shares(smaller, mode=mode)
+    assert_equal(advantage_shares(refused, mode=mode), shares.tolist())
+    share = placed_share(smaller, mode=mode)
+    assert placed_share(refused, mode=mode) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])
+def test_what_a_term_without_weight_refused_keeps_its_total(mode: Mode) -> None:
+    table = make_table([[[0.1, 0.5], [0.3, 0.2], [0.2, 0.9]]], [1.0, 0.0])
+    refused = refused_in(table, 1, 1)
+    assert combine(refused, mode=mode).equal(combine(table, mode=mode))
+    assert contributions(refused, mode=mode)[0, :, 1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_refused_images_have_no_say_in_the_scale_of_evaluations() -> None:
+    # Of 1, 3 and a refused one: mean 2, sample std sqrt(2). Scores of 2 and 4 give 0 and 2 / std.
+    untrained = make_table([[[1.0]], [[3.0]], [[NAN]]], [1.0])
+    later = make_table([[[2.0]], [[NAN]], [[4.0]]], [1.0])
+    totals = combine(later, mode="normalize_then_sum", untrained=untrained)
+    assert totals[[0, 2]].flatten().tolist() == pytest.approx([0.0, 2 / math.sqrt(2)])
+    assert totals[1].isnan().all()
+    with pytest.raises(RewardError, match="term_0 .* scored no image in the evaluation of the unt"):
+        combine(later, mode="normalize_then_sum", untrained=make_table([[[NAN]]], [1.0]))
+
+
+def test_a_group_with_fewer_than_two_scores_is_flat() -> None:
+    scores = torch.tensor([[0.1, NAN, NAN], [NAN, NAN, NAN], [0.1, NAN, 0.2], [0.1, NAN, 0.1]])
+    assert is_flat(scores).tolist() == [True, True, False, True]
+    table = make_table([[[0.1], [NAN], [NAN]]], [1.0])
+    assert_equal(combine(table, mode="normalize_then_sum").nan_to_num(9.0), [[0.0, 9.0, 9.0]])
+
+
+def test_a_total_that_overflows_is_refused_beside_one_that_is_left_out() -> None:
+    table = make_table([[[NAN, 1.0], [3e38, 1.0]]], [2.0, 1.0])
+    with pytest.raises(RewardError, match="prompt row 0, image 1 is inf"):
+        combine(table, mode="weighted_sum")

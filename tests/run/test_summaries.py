@@ -74,3 +74,17 @@ def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):
     assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
     # Two prompts are too few for an interval.
     assert all(math.isnan(row.low) and math.isnan(row.high) for row in rows)
+
+
+def test_summary_pairs_prompts_of_which_an_image_has_a_score(tmp_path):
+    nan = math.nan
+    folder = RunFolder(tmp_path)
+    recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
+    recorder.record_evaluation(BEFORE)
+    ssim, totals = [[nan, 0.75], [nan, nan]], [[nan, 1.0], [nan, nan]]
+    recorder.record_evaluation(evaluation(8, ssim, [1.0, 1.0], totals))
+    expected = {"ssim": (0.5, 0.75, 0.25), "total": (0.5, 1.0, 0.5)}
+    rows = {name: each for name, each in figures(summarise(folder)).items() if name in expected}
+    assert rows == {name: pytest.approx(values) for name, values in expected.items()}
+    gain = gain_over_prompts(torch.tensor([0.0, nan, 1.0]), torch.tensor([0.5, 1.0, nan]))
+    assert gain.mean_difference == 0.5

@@ -88,7 +88,9 @@ def experience_of(evaluation: Evaluation) -> Experience:
         rewards=evaluation.rewards,
         totals=totals,
         penalties=torch.zeros_like(totals),
-        advantages=Advantages(totals - totals.mean(), torch.zeros(len(totals), dtype=torch.bool)),
+        advantages=Advantages(
+            (totals - totals.nanmean()).nan_to_num(), torch.zeros(len(totals), dtype=torch.bool)
+        ),
     )
 
 
@@ -195,6 +197,21 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
         scalars = [(event.step, event.value) for event in events.Scalars(name)]
         assert scalars == [(1, 1.5), (3, 3.5)]
     assert [strip.step for strip in events.Images("evaluation/sign")] == [2]
+
+
+def test_tensorboard_shows_an_image_without_a_total_last_and_without_a_number(
+    tmp_path: Path, make_evaluation
+) -> None:
+    evaluation = make_evaluation()
+    evaluation.rewards.raw[0, 1, 0] = evaluation.totals[0, 1] = math.nan
+    log_run(tmp_path, "tensorboard", evaluation)
+    events = read_events(tmp_path)
+    (text,) = events.Tensors("rollout/table/text_summary")[0].tensor_proto.string_val
+    lines = [line.split(" | ") for line in text.decode().splitlines()]
+    assert [line[2] for line in lines[2:4]] == ["0", "1"]
+    assert (lines[3][3], lines[3][5]) == ("", "")
+    (rewards,) = events.Histograms("rollout/reward")
+    assert rewards.histogram_value.num == 3
 
 
 def wandb_files(folder: Path) -> list[Path]:

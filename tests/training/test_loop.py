@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +22,7 @@ from glm_grpo.builders.prompts import Prompts
 from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import HackingError, MemoryLimitError, NonFiniteError, StorageError
+from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
@@ -456,3 +458,79 @@ def test_what_cannot_be_written_ends_the_run_without_a_checkpoint(
     assert [row["step"] for row in run.rows()] == [0]
     assert not run.folder.checkpoints_dir.exists()
     assert [thread for thread in threading.enumerate() if thread.name.startswith("records")] == []
+
+
+def refusing(images: Callable[[Any, int], Sequence[int]]) -> Callable[..., Any]:
+    """A term that refuses the images that a function of prompt and step names."""
+
+    def change(scores: Tensor, prompt: Any, step: int) -> list[float | None]:
+        refused = images(prompt, step)
+        return [None if row in refused else each for row, each in enumerate(scores.tolist())]
+
+    return change
+
+
+def test_a_run_goes_on_without_the_images_that_a_term_refuses(
+    make_run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    often = ("rollout.group_size=4", "train.steps=3", "train.eval_every=1")
+    refused: list[str] = []
+
+    def one_of_step_2(prompt: Any, step: int) -> Sequence[int]:
+        is_chosen = step == 2 and (refused or [prompt.prompt_id])[0] == prompt.prompt_id
+        if is_chosen and "held out" not in prompt.prompt:
+            refused.append(prompt.prompt_id)
+            return [1]
+        return [0] if prompt.prompt == "held out 1" and step == 2 else []
+
+    run = make_run(*often, change=refusing(one_of_step_2))
+    assert run.trainer.run() is not None
+    rows = read_table(run.folder.rollout_path(2)).to_pylist()
+    of_group = [row for row in rows if row["prompt_id"] == refused[0]]
+    raw, total, advantages = (
+        torch.tensor([row[name] for row in of_group])
+        for name in ("raw/brightness", "total", "advantage")
+    )
+    assert raw.isnan().tolist() == total.isnan().tolist() == [False, True, False, False]
+    others = [0, 2, 3]
+    settings = tiny_config(*RUN).advantage.model_dump(
+        include={"normalization", "std_floor", "clip"}
+    )
+    smaller = group_advantages(raw[others][None], **settings)
+    assert advantages[1] == 0
+    torch.testing.assert_close(advantages[others], smaller.values[0])
+    found = [row.get("reward/brightness/refused_fraction") for row in run.rows()[1:]]
+    assert found == [0.0, 1 / 8, 0.0]
+    line = f"step 2: term brightness refused 1 of 8 images: prompt {refused[0]}, image 1; they are"
+    assert line in caplog.text
+
+    # Nor does it end an evaluation, whose means are those of the other images.
+    held_out = read_table(run.folder.evaluation_path(2))["total"].to_pylist()
+    assert [math.isnan(each) for each in held_out] == [False, True, False]
+    row = run.rows()[2]
+    assert row["eval/total"] == pytest.approx((held_out[0] + held_out[2]) / 2)
+    assert row["eval/brightness/refused_fraction"] == pytest.approx(1 / 3)
+    assert "evaluation at step 2: term brightness refused 1 of 3 images" in caplog.text
+    assert all(math.isfinite(row["optim/grad_norm"]) for row in run.rows()[1:])
+
+
+def test_a_term_that_refuses_too_many_images_ends_the_run_with_everything_saved(
+    make_run: Any,
+) -> None:
+    run = make_run(
+        *("rollout.group_size=4", "train.steps=3", "train.checkpoint_every=9"),
+        change=refusing(lambda prompt, step: [0, 3] if step == 2 else []),
+    )
+    message = run.fail(RewardError)
+    assert "term brightness refused 4 of 8 images: prompt " in message
+    assert "At most 25% of a step's images" in message
+    assert "Step 1 is saved" in message
+    assert load_checkpoint(newest_checkpoint(run.folder)).step == 1
+    assert len([*run.folder.failure_dir(2).iterdir()]) == 4
+    assert [row["step"] for row in run.rows()] == [0, 1]
+
+    resumed = make_run(
+        *("rollout.group_size=4", "train.steps=3", "train.checkpoint_every=9"),
+        "train.resume=auto",
+    )
+    assert resumed.trainer.run() is not None

@@ -117,6 +117,49 @@ def test_step_metrics_of_rewards_are_those_worked_out_by_hand() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+def test_step_metrics_leave_out_and_count_what_a_term_refused() -> None:
+    experience = make_experience()
+    raw = experience.rewards.raw.clone()
+    raw[0, 1, 0] = math.nan
+    experience = replace(
+        experience,
+        rewards=replace(experience.rewards, raw=raw),
+        totals=torch.tensor([[1.0, math.nan], [0.5, 0.5]]),
+    )
+    metrics = step_metrics(experience, [make_report(1.0)], TIMES, 4096, combine="weighted_sum")
+    expected = {
+        "reward/mean": 2 / 3,
+        # 1, 0.5, 0.5: variance (1/9 + 1/36 + 1/36) / 3 = 1/18.
+        "reward/std": math.sqrt(1 / 18),
+        # 0.2, 0.6 and 0.8.
+        "reward/lpips/mean": 1.6 / 3,
+        "reward/lpips/refused_fraction": 0.25,
+        "reward/ocr/refused_fraction": 0.0,
+        "reward/ocr/mean": 0.75,
+        # In the second group lpips alone moves the total.
+        "reward/lpips/advantage_share": 1.0,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_metrics_leave_out_and_count_what_a_term_refused() -> None:
+    table = make_table()
+    table.raw[0, 0, 1] = math.nan
+    totals = torch.tensor([[math.nan, 0.5], [0.25, 0.75]])
+    metrics = evaluation_metrics(
+        Evaluation(0, PROMPTS, make_images(), table, totals, entropy=torch.ones(2))
+    )
+    assert metrics == pytest.approx(
+        {
+            "eval/total": 0.5,
+            "eval/lpips": 0.5,
+            "eval/ocr": 0.5,
+            "eval/ocr_exact": 0.0,
+            "eval/ocr/refused_fraction": 0.5,
+        }
+    )
+
+
 def test_step_metrics_of_time_and_throughput() -> None:
     metrics = metrics_of(make_report(1.0))
     assert {metrics[f"time/{phase}"] for phase in TIMES} == set(TIMES.values())

@@ -23,6 +23,7 @@ from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny import world
 from glm_grpo.tiny.prompts import tiny_prompts
 from glm_grpo.types import PromptBatch
+from rewards.base import score_checked
 from rewards.terms.ocr import OcrReward
 from rewards.terms.ocr_rapidocr import RapidOcrReader
 from rewards.terms.ssim import SsimReward
@@ -80,7 +81,7 @@ class Embedded:
 
     def read(self, prompts: tuple[Prompt, ...], pixels: UInt8[Tensor, "P 3 H W"]) -> Reading:
         """Compare the text read in each picture with its prompt's text."""
-        scores = self._ocr.score(prompts, pixels).values
+        scores = score_checked(self._ocr, prompts, pixels).values
         return Reading(scores.mean().item(), (scores == 1).float().mean().item())
 
     def similarity(self, pixels: UInt8[Tensor, "P 3 H W"]) -> Float32[Tensor, " P"]:

@@ -352,7 +352,7 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
             name=run.name,
             settings=settings,
             steps=tuple(evaluation.step for evaluation in run.evaluations),
-            totals=tuple(values.mean().item() for values in own),
+            totals=tuple(values.nanmean().item() for values in own),
             gain=gain_over_prompts(own[0], own[-1]),
             over_first=None if run is runs[0] else gain_over_prompts(totals[0][-1], own[-1]),
             terms=run.evaluations[-1].term_means(terms),
@@ -437,9 +437,9 @@ class CommonReward:
     untrained: StoredEvaluation
 
     def prompt_totals(self, evaluation: StoredEvaluation) -> Float32[Tensor, " P"]:
-        """The total of each prompt, mean over its samples."""
+        """The total of each prompt, mean over its samples; NaN if none of them has a total."""
         table, untrained = (
             each.groups.weigh(self.weights, self.std_floors)
             for each in (evaluation, self.untrained)
         )
-        return combine(table, mode=self.combine, untrained=untrained).mean(dim=1)
+        return combine(table, mode=self.combine, untrained=untrained).nanmean(dim=1)

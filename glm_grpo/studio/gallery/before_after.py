@@ -113,6 +113,8 @@ def read_cases(
         for prompt_id, rows in before.items()
         if prompt_id in after
     }
+    # A term may have refused all images of a prompt.
+    changes = {name: change for name, change in changes.items() if not math.isnan(change)}
     cases = tuple(
         _case(folder, heading, (before[prompt_id], after[prompt_id]), readers)
         for heading, prompt_id in choose_cases(changes).items()
@@ -128,7 +130,9 @@ def _rows_by_prompt(folder: RunFolder, step: int) -> dict[str, list[_Row]]:
 
 
 def _mean_total(rows: Sequence[_Row]) -> float:
-    return fmean(row["total"] for row in rows)
+    """Mean over the images that have a total; NaN if none has."""
+    totals = [row["total"] for row in rows if not math.isnan(row["total"])]
+    return fmean(totals) if totals else math.nan
 
 
 def _case(

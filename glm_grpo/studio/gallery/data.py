@@ -53,6 +53,8 @@ ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
 CREDIT_COLUMNS = ("prompt_id", "image", CREDIT, PIECES)
 _NUMBERS = ("total", "penalty", "advantage")
 
+_MISSING = "numbers are missing or not finite for some images of a prompt"
+
 SCHEMA = 2
 """Version of the data files, for scripts that read them."""
 _CHUNK_STEPS = 10
@@ -214,8 +216,15 @@ def _groups(table: pyarrow.Table, readers: Mapping[str, bool]) -> Iterator[Group
         field.name: _floats(column) if field.type == pyarrow.float32() else column.to_pylist()
         for field, column in zip(table.schema, table.columns, strict=True)
     }
+    applies = {name: table[name].is_valid().to_numpy() for name in columns if name.startswith(RAW)}
     for rows in _rows_by_prompt(columns["prompt_id"]):
-        yield _group({name: column[rows] for name, column in columns.items()}, readers)
+        group = {name: column[rows] for name, column in columns.items()}
+        for name, is_valid in applies.items():
+            if not is_valid[rows].any():
+                group[name] = None
+            elif not is_valid[rows].all():
+                raise ValueError(_MISSING)
+        yield _group(group, readers)
 
 
 def _rows_by_prompt(prompt_ids: Sequence[str]) -> Iterator[slice]:
@@ -225,12 +234,12 @@ def _rows_by_prompt(prompt_ids: Sequence[str]) -> Iterator[slice]:
 
 
 def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
-    """Build a group from the columns of its rows."""
+    """Build a group from the columns of its rows; None for scores of terms that do not apply."""
     prompt_id, texts = columns["prompt_id"][0], columns["texts"][0]
     raw, notes = {}, {}
     for name, column in columns.items():
         if name.startswith(RAW):
-            raw[name.removeprefix(RAW)] = None if np.isnan(column).all() else _decimals(column)
+            raw[name.removeprefix(RAW)] = None if column is None else _decimals(column)
         elif name.startswith(NOTE) and any(note is not None for note in column):
             term = name.removeprefix(NOTE)
             notes[term] = [_note(note or "", texts, readers.get(term)) for note in column]
@@ -258,15 +267,15 @@ def _floats(column: pyarrow.ChunkedArray) -> Float32[np.ndarray, " rows"]:
     return np.asarray(column.to_numpy(), dtype=np.float32)
 
 
-def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float]:
-    """Shortest decimals that restore 32-bit numbers.
+def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float | None]:
+    """Shortest decimals that restore 32-bit numbers; None for NaN, an image without a score.
 
     Raises:
-        ValueError: A number is not finite.
+        ValueError: A number is infinite.
     """
-    if not np.isfinite(values).all():
-        raise ValueError("numbers are missing or not finite for some images of a prompt")
-    return [float(text) for text in values.astype(str)]
+    if np.isinf(values).any():
+        raise ValueError(_MISSING)
+    return [None if text == "nan" else float(text) for text in values.astype(str)]
 
 
 def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> Any:

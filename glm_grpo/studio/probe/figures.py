@@ -110,21 +110,21 @@ def report_probe(
         equal_weights(audit.terms, table.weights, mode=mode).tolist(),
         samples.target.nanmean(dim=0).tolist(),
         samples.reconstruction.nanmean(dim=0).tolist(),
-        (samples.reconstruction - table.raw.mean(dim=1)).nanmean(dim=0).tolist(),
+        (samples.reconstruction - table.raw.nanmean(dim=1)).nanmean(dim=0).tolist(),
         samples.copies.nanmean(dim=0).tolist(),
         decoder_fractions(samples.redrawn, table).tolist(),
         strict=True,
     )
     copy_total = math.nan
     if mode == "weighted_sum" and not samples.copies.isnan().all():
-        copies = replace(table, raw=samples.copies.nan_to_num()[:, None])
-        copy_total = combine(copies, mode=mode).mean().item()
+        copies = replace(table, raw=samples.copies[:, None])
+        copy_total = combine(copies, mode=mode).nanmean().item()
     return ProbeReport(
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
         prompts=len(samples.prompts),
         group_size=samples.totals.shape[1],
-        mean_total=samples.totals.mean().item() if mode == "weighted_sum" else math.nan,
+        mean_total=samples.totals.nanmean().item() if mode == "weighted_sum" else math.nan,
         copy_total=copy_total,
         decode=None if samples.full is None else report_decode(samples.full, table, mode=mode),
         credit=credit,

@@ -202,7 +202,10 @@ def _list_pictures(
         yield "target", prompt.target
         yield "target's own tokens", next(reconstructed)
     totals = samples.totals[row].tolist()
-    order = sorted(range(len(totals)), key=totals.__getitem__)
+    scored = [sample for sample, total in enumerate(totals) if not math.isnan(total)]
+    if not scored:
+        return
+    order = sorted(scored, key=totals.__getitem__)
     for name, sample in (("best", order[-1]), ("worst", order[0])):
         yield f"{name} of {len(totals)}: total {_show(totals[sample])}", pixels[sample]
 

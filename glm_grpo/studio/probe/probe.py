@@ -110,13 +110,12 @@ class ProbeSamples:
         rewards: Their raw scores.
         totals: Under the weights of the config.
         redrawn: Raw scores of the first sample's tokens, decoded under K other noises.
-        target: Raw scores of the target image itself; NaN where a prompt has no target or a term
-            does not apply.
-        reconstruction: Raw scores of the decoded tokens of the target image; NaN where a prompt
-            has no target or a term does not apply.
+        target: Raw scores of the target image itself; NaN where a prompt has no target, or a term
+            does not apply or refused it.
+        reconstruction: Raw scores of the decoded tokens of the target image; NaN likewise.
         reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
-        copies: Raw scores of the unchanged first source picture; NaN where a prompt has none or a
-            term does not apply.
+        copies: Raw scores of the unchanged first source picture; NaN where a prompt has none, or a
+            term does not apply or refused it.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
 
@@ -274,5 +273,5 @@ def _unscored(batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
 
 
 def _single_scores(table: RewardTable) -> Float32[Tensor, "P R"]:
-    """Scores of one picture a prompt; NaN where a term does not apply."""
+    """Scores of one picture a prompt; NaN where a term does not apply or refused it."""
     return table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)

@@ -56,7 +56,7 @@ def winner_changes(
     """Whether none of a group's best images is still among its best.
 
     Totals within `FLAT_TOLERANCE` of the highest count as best, so a flat group has no single
-    winner.
+    winner; nor has one of which no image has a total.
     """
     return ~(_is_best(before) & _is_best(after)).any(dim=1)
 
@@ -82,19 +82,22 @@ def kendall_taus(
 
 
 def _is_best(totals: Float32[Tensor, "P G"]) -> Bool[Tensor, "P G"]:
-    return totals >= totals.amax(dim=1, keepdim=True) - _tolerance(totals)
+    is_missing = totals.isnan()
+    best = totals.masked_fill(is_missing, -torch.inf).amax(dim=1, keepdim=True)
+    return (totals >= best - _tolerance(totals)) | is_missing.all(dim=1, keepdim=True)
 
 
 def _pair_orders(totals: Float32[Tensor, "P G"]) -> Int8[Tensor, "P pairs"]:
     """1 or -1 for every pair of a group, by which of the two is higher; 0 for a tie."""
     first, second = torch.triu_indices(totals.shape[1], totals.shape[1], offset=1)
     differences = totals[:, first] - totals[:, second]
-    is_tied = differences.abs() <= _tolerance(totals)
-    return differences.sign().to(torch.int8).masked_fill(is_tied, 0)
+    # A pair has no order if one of the two is left out of its group.
+    is_tied = differences.isnan() | (differences.abs() <= _tolerance(totals))
+    return differences.masked_fill(is_tied, 0.0).sign().to(torch.int8)
 
 
 def _tolerance(totals: Float32[Tensor, "P G"]) -> Float32[Tensor, "P 1"]:
-    return FLAT_TOLERANCE * totals.abs().amax(dim=1, keepdim=True)
+    return FLAT_TOLERANCE * totals.nan_to_num().abs().amax(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -379,8 +382,9 @@ def _check_as_stored(folder: RunFolder, stored: StoredRollouts, scored: _Scored)
         ("total", stored.totals, scored.totals),
         ("advantage", stored.advantages, scored.advantages),
     ):
-        # As bits, so that NaN equals itself and 0 differs from -0.
+        # As bits, so that 0 differs from -0; an image that is left out has NaN in both.
         differs = found.view(torch.int32) != expected.view(torch.int32)
+        differs &= ~(found.isnan() & expected.isnan())
         is_other = differs.any(dim=1)
         for row in is_other.nonzero().flatten()[:1].tolist():
             path = folder.rollout_path(int(stored.groups.steps[row]))

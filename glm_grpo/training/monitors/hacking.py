@@ -30,6 +30,7 @@ from rewards.canaries import (
     make_bands,
     measure_pictures,
 )
+from rewards.scored import group_means
 from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
@@ -186,8 +187,8 @@ class HackingMonitor:
 
 
 def _scores(table: RewardTable, names: Sequence[str]) -> dict[str, Float64[Tensor, " P"]]:
-    """Mean over each prompt's pictures; NaN if a term does not apply."""
-    means = table.raw.double().mean(dim=1).masked_fill(~table.is_applicable, torch.nan)
+    """Mean over each prompt's scored pictures; NaN if there is none."""
+    means = group_means(table.raw.double())[:, 0].masked_fill(~table.is_applicable, torch.nan)
     return {name: means[:, table.names.index(name)] for name in names}
 
 

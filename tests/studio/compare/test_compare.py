@@ -121,6 +121,20 @@ def test_compare_judges_every_evaluation_by_the_weights(make_run: MakeRun) -> No
     assert "differ before" not in comparison_tables(comparison)[1].note
 
 
+def test_compare_judges_by_the_images_that_the_terms_did_not_refuse(make_run: MakeRun) -> None:
+    nan = math.nan
+    later = {
+        "p0": {"lpips": [0.5, 0.75], "ocr": [nan, 0.75]},
+        "p1": {"lpips": [0.5, 0.5], "ocr": [nan, nan]},
+    }
+    runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED, 20: later})]
+    second = compare(runs, WEIGHTS).runs[1]
+    # Of one image of the first prompt alone, which had 0.25 before.
+    assert second.totals == (0.3125, 0.75)
+    assert second.gain.mean_difference == 0.5
+    assert second.terms["ocr"] == 0.75
+
+
 def test_only_a_run_that_started_from_no_weights_shows_the_untrained_model(
     make_run: MakeRun,
 ) -> None:

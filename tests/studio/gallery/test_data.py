@@ -265,6 +265,18 @@ def test_numbers_survive_to_the_last_bit(run: Any) -> None:
         assert shown.tobytes() == table[name].to_numpy().tobytes()
 
 
+def test_an_image_that_a_term_refused_has_no_score_and_no_total(run: Any) -> None:
+    run.raw[0, 1, 3] = run.raw[1, :, 3] = math.nan
+    run.record_step(1)
+    first, second = written(run, "steps-000001")["steps"][0]["groups"]
+    assert first["raw"]["aesthetic"] == [0.4, None]
+    assert first["total"][1] is None
+    assert first["total"][0] is not None
+    # Refused, and not masked as the other terms are.
+    assert second["raw"] == {"lpips": None, "ssim": None, "ocr": None, "aesthetic": [None, None]}
+    assert second["total"] == [None, None]
+
+
 def test_marks_mind_case_where_the_term_does(run: Any) -> None:
     text = run.folder.config_path.read_text().replace(
         "case_sensitive: false", "case_sensitive: true"

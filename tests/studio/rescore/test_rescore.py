@@ -150,6 +150,27 @@ def test_rescore_with_the_own_weights_gives_what_the_run_stored_to_the_bit(
     assert again == rescoring
 
 
+@pytest.mark.parametrize("combination", ["weighted_sum", "normalize_then_sum"])
+def test_rescore_leaves_out_what_the_run_left_out_while_the_term_has_a_weight(
+    combination: str, tmp_path: Path, configs_dir: Path
+) -> None:
+    config = make_config(configs_dir, f"reward.combine={combination}", prompts=3, images=3)
+    raw = torch.rand(3, 3, 4, generator=torch.Generator().manual_seed(0))
+    # The third term (ocr) refuses an image of the second group, and all of the third.
+    raw[1, 1, 2] = raw[2, :, 2] = torch.nan
+    applies = torch.ones(3, 4, dtype=torch.bool)
+    step = make_experience(config, raw, applies, torch.zeros(3, 3))
+    folder = store_run(tmp_path, config, step)
+    rescoring = rescore(folder, [])
+    assert (rescoring.changed_winners, rescoring.flat_before, rescoring.ranked_groups) == (0, 1, 2)
+    assert rescoring.gaining == rescoring.losing == ()
+    # Without a weight it leaves nothing out.
+    without = rescore(folder, ["ocr=0"])
+    assert (without.flat_before, without.flat_after) == (1, 0)
+    moved = {image.image for image in (*without.gaining, *without.losing)}
+    assert "images/step-000001/p2-0.png" in moved
+
+
 @pytest.mark.parametrize("column", ["total", "advantage"])
 def test_rescore_refuses_a_table_that_is_one_bit_off_by_name(
     column: str, tmp_path: Path, configs_dir: Path

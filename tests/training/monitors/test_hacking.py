@@ -172,6 +172,15 @@ def test_monitor_leaves_out_prompts_to_which_a_watched_term_does_not_apply(monit
     assert reading.departures == ()
 
 
+def test_monitor_leaves_out_images_that_a_watched_term_refused(monitor):
+    refused = table([0.4, 0.5, 0.6, 0.5])
+    refused.raw[0, 0, 1] = refused.raw[1, :, 1] = math.nan
+    reading = measure(monitor, experience(UNTRAINED, refused))
+    # Means of prompts 0.4, 0.6 and 0.5.
+    assert reading.metrics["canary/seen"] == pytest.approx(0.5)
+    assert not names(reading)
+
+
 def test_monitor_does_not_judge_what_has_no_value_on_the_held_out_prompts(make_monitor, caplog):
     monitor = make_monitor()
     single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)

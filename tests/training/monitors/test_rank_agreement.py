@@ -32,6 +32,9 @@ def correlate(first: list[float], second: list[float]) -> float:
         ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.0),
         ([1.0, 2.0, 3.0], [1.0, 1.0 + 1e-7, 1.0], 0.0),
         ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], math.nan),
+        # An image was refused.
+        ([1.0, math.nan, 3.0], [1.0, 2.0, 3.0], math.nan),
+        ([math.nan, math.nan, math.nan], [1.0, 2.0, 3.0], math.nan),
     ],
 )
 def test_spearman_correlations_by_hand(

@@ -23,7 +23,7 @@
   const MOST_DIGITS = 15;
   const EVALUATION = "eval/";
   const CANARY = "canary/";
-  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction)$/;
+  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction|refused_fraction)$/;
 
   /* One chart each: [title, names, options]. Options: `unit` of the figures. */
   const POLICY = [
@@ -114,6 +114,7 @@
           ...listed([["Share of the differences in groups that has a place", ["credit/placed"]]]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
           ...ofTerms("Groups in which a term is flat, as a fraction", "flat_fraction"),
+          ...ofTerms("Images that a term refused, as a fraction", "refused_fraction"),
           ...chart("Correlation between terms, inside groups", starting("correlation/").map((name) => ({ name }))),
         ],
       },

@@ -85,7 +85,10 @@
      of their totals without one; undefined where the step has no table. */
   function findSpread(steps, byStep, term) {
     const sorted = steps.map((step) => {
-      const scores = byStep.get(step)?.flatMap((group) => (term ? group.raw[term] : group.total) ?? []);
+      const scores = byStep
+        .get(step)
+        ?.flatMap((group) => (term ? group.raw[term] : group.total) ?? [])
+        .filter((score) => score !== null);
       return scores?.length ? scores.sort((one, other) => one - other) : null;
     });
     const [low, high] = SPREAD.map((share) => sorted.map((scores) => scores?.length ? quantile(scores, share) : undefined));

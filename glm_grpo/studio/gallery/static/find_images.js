@@ -97,7 +97,8 @@
 
   /** What the table shows: {id, title, value(image), isText, show(value)}, pictures aside. */
   function listColumns(terms) {
-    const number = (id, title, value, show = fmt) => ({ id, title, value, show });
+    /* An image without a score has none in any range. */
+    const number = (id, title, value, show = fmt) => ({ id, title, value: (image) => value(image) ?? undefined, show });
     const text = (id, title, value) => ({ id, title, value, isText: true, show: (found) => found });
     return [
       number("step", "Step", ({ shared }) => shared.step, String),

@@ -102,7 +102,7 @@
     const { group, ranks } = arranged;
     const caption = `total ${fmt(group.total[sample])}, advantage ${signed(group.advantage[sample], 2)}`;
     return html`<li class="sample" aria-current=${isChosen ? "true" : undefined}>
-      <h4>Rank ${ranks[sample]} ${density !== "pictures" && html`<span class="soft">sample ${sample}</span>`}</h4>
+      <h4>${group.total[sample] === null ? "Left out" : `Rank ${ranks[sample]}`} ${density !== "pictures" && html`<span class="soft">sample ${sample}</span>`}</h4>
       <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         over=${credit && html`<${CreditOver} credit=${credit} sample=${sample} />`}
         alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
@@ -131,10 +131,10 @@
       </div>`;
   }
 
-  /* {name: [G numbers] | null} -> {name: number | null} */
+  /* {name: [G numbers] | null} -> {name: number | null}; NaN for an image without a score. */
   function pick(columns, sample) {
     const entries = Object.entries(columns);
-    return Object.fromEntries(entries.map(([name, values]) => [name, values && values[sample]]));
+    return Object.fromEntries(entries.map(([name, values]) => [name, values && (values[sample] ?? NaN)]));
   }
 
   /* A number with a bar to its side of the middle; `reach` is the length of half the bar. */

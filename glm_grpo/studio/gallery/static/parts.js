@@ -17,7 +17,13 @@
   const LAZY = { loading: "lazy", decoding: "async" };
 
   const sum = (values) => values.reduce((total, value) => total + value, 0);
-  const mean = (values) => sum(values) / values.length;
+  /* An image that a term refused has no score, null in the data and NaN in what is computed. */
+  const isKnown = (value) => value !== null && !Number.isNaN(value);
+  /** The mean of what is known; NaN where nothing is. */
+  function mean(values) {
+    const known = values.filter(isKnown);
+    return sum(known) / known.length;
+  }
 
   /** The number of `numbers` (not empty) that is nearest to `wanted`; the first for no number. */
   function nearest(wanted, numbers) {
@@ -137,7 +143,7 @@
    * One picture's scores: a bar of the parts that add up to the total, and a row for each term.
    *
    * @param parts {name: number | null}: what each term adds; null where it does not apply.
-   * @param raw {name: number | null}: the score as the term gave it.
+   * @param raw {name: number | null}: the score as the term gave it; NaN where it refused the image.
    * @param total Of the parts.
    * @param extent As stackExtent gives it, so that bars of a group share one scale.
    * @param hasParts Show the parts as numbers, too.
@@ -320,6 +326,7 @@
     clip,
     fmt,
     fullUrl,
+    isKnown,
     mean,
     nearest,
     percent,

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Problem, SizeControls, Title, mean, useSizes } = parts;
+  const { Problem, SizeControls, Title, isKnown, mean, useSizes } = parts;
   const { Table, newestOf } = gallery.progressTable;
   const { Details, RowViewer } = gallery.progressDetails;
   const { useCallback, useEffect, useMemo, useState } = preactHooks;
@@ -25,7 +25,7 @@
 
   /* What is not known comes last. */
   function order(a, b) {
-    if (a === null || b === null) return (a === null) - (b === null);
+    if (!isKnown(a) || !isKnown(b)) return !isKnown(a) - !isKnown(b);
     return a - b;
   }
 

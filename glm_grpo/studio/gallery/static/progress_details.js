@@ -23,7 +23,7 @@
     const group = place.row.bySteps[place.step];
     const { base, before } = referenceOf(place);
     const line = (name, values, older) =>
-      html`<${Line} key=${name} name=${name} value=${values && values[sample]}
+      html`<${Line} key=${name} name=${name} value=${values && (values[sample] ?? NaN)}
         change=${before ? changeOf(values, older, sample) : null}
         hasChange=${before !== null} />`;
     return html`<${AskedRead} group=${group} sample=${sample} />

@@ -31,7 +31,7 @@
   /** What a sample's number changed by; null where either is not there. */
   function changeOf(values, older, sample) {
     const [value, before] = [values?.[sample], older?.[sample]];
-    return value === undefined || before === undefined ? null : value - before;
+    return value == null || before == null ? null : value - before;
   }
 
   /**

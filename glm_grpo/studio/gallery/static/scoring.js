@@ -1,11 +1,12 @@
 /* Raw scores and weights -> totals, advantages, order and shares, by the formulas of training.
 
    Pure functions, no DOM, in double precision: a page shows three digits. `group` is one of
-   loadSteps(), with G images; `reward` is as run.reward. */
+   loadSteps(), with G images; `reward` is as run.reward. An image that a term with a weight refused is
+   left out of its group: its parts and total are NaN, which count in no mean, and its advantage is 0. */
 (function () {
   "use strict";
 
-  const { mean, sum } = window.glmGallery.parts;
+  const { isKnown, mean, sum } = window.glmGallery.parts;
 
   /* Of the largest |value| of a group: values that differ by no more are equal; see rewards.reweigh. */
   const FLAT_TOLERANCE = 2 ** -20;
@@ -15,15 +16,19 @@
   /** Weights that give no total; the message says value, rule and remedy. */
   class WeighingError extends Error {}
 
-  const toleranceOf = (values) => FLAT_TOLERANCE * Math.max(...values.map(Math.abs));
-  const isFlat = (values) => Math.max(...values) - Math.min(...values) <= toleranceOf(values);
-  const dot = (one, other) => sum(one.map((value, index) => value * other[index]));
-  const std = (centred) => Math.sqrt(dot(centred, centred) / (centred.length - 1));
+  const toleranceOf = (values) => FLAT_TOLERANCE * Math.max(0, ...values.filter(isKnown).map(Math.abs));
+  function isFlat(values) {
+    const known = values.filter(isKnown);
+    return Math.max(...known) - Math.min(...known) <= toleranceOf(known);
+  }
+  const dot = (one, other) => sum(one.map((value, index) => value * other[index]).filter(isKnown));
+  /* Of one value it is 0. */
+  const std = (centred) => Math.sqrt(dot(centred, centred) / Math.max(centred.filter(isKnown).length - 1, 1));
 
   /* Less their mean; 0 where they are all equal. */
   function centre(values) {
-    const middle = mean(values);
-    return isFlat(values) ? values.map(() => 0) : values.map((value) => value - middle);
+    const middle = isFlat(values) ? null : mean(values);
+    return values.map((value) => (isKnown(value) && middle === null ? 0 : value - middle));
   }
 
   function standardise(scores, floor) {
@@ -49,9 +54,13 @@
     }
     /* The weight of terms that do not apply goes to the others. */
     const scale = sizeOf(terms) / sizeOf(applying);
+    const isLeftOut = (_, image) => applying.some(({ name, weight }) => weight !== 0 && raw[name][image] === null);
+    const leftOut = raw[applying[0].name].map(isLeftOut);
     const weigh = ({ name, weight, std_floor: floor }) => {
-      const scores = combine === "normalize_then_sum" ? standardise(raw[name], floor) : raw[name];
-      return scores.map((score) => weight * scale * score);
+      const kept = raw[name].map((score, image) => (leftOut[image] ? NaN : (score ?? NaN)));
+      const scores = combine === "normalize_then_sum" ? standardise(kept, floor) : kept;
+      /* A term without weight may have refused an image that stays. */
+      return scores.map((score, image) => (weight === 0 && !leftOut[image] ? 0 : weight * scale * score));
     };
     return Object.fromEntries(terms.map((term) => [term.name, applying.includes(term) ? weigh(term) : null]));
   }
@@ -64,8 +73,11 @@
 
   /** Whether parts, as of contributions, add up to the stored totals of their group. */
   function areTotals(parts, stored) {
-    const largest = Math.max(1, ...Object.values(parts).flat().map(Math.abs));
-    return addUp(parts).every((total, image) => Math.abs(total - stored[image]) <= STORED_TOLERANCE * largest);
+    const largest = Math.max(1, ...Object.values(parts).flat().filter(isKnown).map(Math.abs));
+    const isNear = (total, other) => Math.abs(total - other) <= STORED_TOLERANCE * largest;
+    return addUp(parts).every((total, image) =>
+      isKnown(total) && isKnown(stored[image]) ? isNear(total, stored[image]) : isKnown(total) === isKnown(stored[image]),
+    );
   }
 
   /* Advantages of the groups of a step from totals less penalties; see glm_grpo.grpo.advantages. */
@@ -74,23 +86,25 @@
     const stdOf = { group_std: std, batch_std: () => std(centred.flat()), mean_only: () => 0 }[normalization];
     return centred.map((values) => {
       const divisor = stdOf(values) === 0 ? 1 : Math.max(stdOf(values), floor);
-      const largest = Math.max(...values.map(Math.abs)) / divisor;
+      const largest = Math.max(0, ...values.filter(isKnown).map(Math.abs)) / divisor;
       /* The group is scaled as a whole, so that its sum stays zero. */
       const scale = clip === null ? 1 : clip / Math.max(largest, clip);
-      return values.map((value) => (value / divisor) * scale);
+      return values.map((value) => (isKnown(value) ? (value / divisor) * scale : 0));
     });
   }
 
-  /* 1, -1 or 0 for every pair of a group: which total is higher, or neither. */
+  /* 1, -1 or 0 for every pair of a group: which total is higher, or neither, or not both are known. */
   function pairOrders(totals) {
     const limit = toleranceOf(totals);
-    const order = (gap) => (Math.abs(gap) <= limit ? 0 : Math.sign(gap));
+    const order = (gap) => (!isKnown(gap) || Math.abs(gap) <= limit ? 0 : Math.sign(gap));
     return totals.flatMap((one, index) => totals.slice(index + 1).map((other) => order(one - other)));
   }
 
-  /** The rank of each image of a group from 1, the best: that of the highest total that its own equals. */
-  function ranks(totals) {
-    const limit = toleranceOf(totals);
+  /** The rank of each image of a group from 1, the best: that of the highest total that its own equals.
+      Images without a total share the last one. */
+  function ranks(given) {
+    const limit = toleranceOf(given);
+    const totals = given.map((total) => (isKnown(total) ? total : -Number.MAX_VALUE));
     const falling = [...totals.keys()].sort((one, other) => totals[other] - totals[one]);
     const found = [];
     let highest = 0;

@@ -7,6 +7,7 @@
   const { Picture, Problem, Title, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
   const { AskedRead, Read } = gallery.readings;
   const { judgeCanary, listCanaries } = gallery.imageTable;
+  const { changeOf } = gallery.progressTable;
   const { Chart } = gallery.curveChart;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { useScheme } = gallery.curvePlot;
@@ -258,8 +259,8 @@
 
   function Changed({ before, after }) {
     const all = pairs(before, after).map(({ old, group }) => {
-      const samples = group.total.map((total, sample) => ({ sample, change: total - old.total[sample] }));
-      const known = samples.filter(({ change }) => Number.isFinite(change));
+      const samples = group.total.map((total, sample) => ({ sample, change: changeOf(group.total, old.total, sample) }));
+      const known = samples.filter(({ change }) => change !== null);
       return { old, group, known };
     });
     const rows = [
@@ -292,7 +293,13 @@
     ];
     return rows.map(([title, order]) => {
       const chosen = groups
-        .flatMap((group) => group.total.map((total, sample) => ({ group, sample, total })).sort(order).slice(0, 1))
+        .flatMap((group) =>
+          group.total
+            .map((total, sample) => ({ group, sample, total }))
+            .filter(({ total }) => total !== null)
+            .sort(order)
+            .slice(0, 1),
+        )
         .sort(order)
         .slice(0, SHOWN);
       return html`<${Row} key=${title} title=${title}>

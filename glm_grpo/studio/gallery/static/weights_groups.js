@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html } = gallery;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
-  const { FoundLarge, Picture, PromptText, clip, fmt, signed } = gallery.parts;
+  const { FoundLarge, Picture, PromptText, clip, fmt, isKnown, signed } = gallery.parts;
 
   const { AskedRead, Read } = gallery.readings;
 
@@ -29,7 +29,10 @@
   };
 
   /** How far the totals of a group lie apart, where nothing changes. */
-  const spreadOf = ({ after }) => Math.max(...after.totals) - Math.min(...after.totals);
+  function spreadOf({ after }) {
+    const totals = after.totals.filter(isKnown);
+    return Math.max(...totals) - Math.min(...totals);
+  }
 
   /** Flat with both rewards: eight equal images, from which nothing is learned. */
   const isAlwaysFlat = ({ before, after }) => before.isFlat && after.isFlat;
