@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 _PLACEHOLDERS = "{prompt}, {text}, {lowest} and {highest}"
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-_LONGEST_QUOTED = 200
-"""Characters of an answer quoted in an error."""
+_TRIES = 4
+"""Times a picture is shown before the term refuses it."""
+_REFUSING_STATUSES = frozenset({400, 422})
+"""Statuses of an endpoint that works, but does not accept this request: its filter of contents, or
+a prompt that is too long."""
 
 
 class VlmJudgeConfig(TermConfig):
@@ -48,7 +52,8 @@ class VlmJudgeConfig(TermConfig):
         min_length=1,
     )
     """Question about one image; {prompt}, {text} (the wanted texts, in quotation marks), {lowest}
-    and {highest} are filled in. Double literal braces."""
+    and {highest} are filled in. Double literal braces. Where the answer is not one number in this
+    range, the question is asked three more times; then the image is left out of its group."""
     lowest: int = Field(default=0, ge=-(10**6), le=10**6)
     """Lowest score the model may answer; becomes 0."""
     highest: int = Field(default=10, ge=-(10**6), le=10**6)
@@ -133,7 +138,9 @@ class VlmJudgeReward:
     """The model's answer to a question about each picture, mapped linearly to 0..1.
 
     Each picture is sent separately, at temperature 0; whether the same picture always gets the same
-    score depends on the endpoint. Memory, device and licence are those of the model there.
+    score depends on the endpoint. If the answer is not a score, the picture is sent again, at
+    temperature 1 with other seeds, and refused if no answer is. Memory, device and licence are
+    those of the model there.
 
     The endpoint's list of models is requested once, so that a wrong address is found before
     anything is sampled; an endpoint without such a list is accepted.
@@ -157,8 +164,8 @@ class VlmJudgeReward:
         """Ask about every picture, several at a time; the notes are the answers.
 
         Raises:
-            RewardError: The endpoint failed, or an answer is not a score; the message names prompt
-                and image. Remaining pictures are not sent.
+            RewardError: The endpoint failed; the message names prompt and image. Remaining pictures
+                are not sent.
         """
         pool = ThreadPoolExecutor(self._config.requests_at_once)
         try:
@@ -166,7 +173,7 @@ class VlmJudgeReward:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         values, notes = zip(*answers, strict=True)
-        return Scores(torch.tensor(values, dtype=torch.float32), notes)
+        return Scores(values, notes)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty, because the model belongs to the endpoint."""
@@ -174,26 +181,33 @@ class VlmJudgeReward:
 
     def _ask(
         self, index: int, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]
-    ) -> tuple[float, str]:
-        """Get the score of a picture, and the answer that contains it."""
+    ) -> tuple[float | None, str]:
+        """Get the score of a picture, or None, and the last answer."""
         name = f"vlm_judge: prompt {prompt.prompt_id}, image {index}"
-        reply = self._send(name, "/chat/completions", self._payload(prompt, picture))
+        answer = ""
+        for number in range(_TRIES):
+            payload = self._payload(prompt, picture, number)
+            answer = self._answer(name, self._send(name, "/chat/completions", payload))
+            with suppress(ValueError):
+                return self._config.read(answer), answer
+        return None, answer
+
+    def _answer(self, name: str, reply: httpx.Response) -> str:
+        """What the model said; or the status, if the endpoint works, but refuses the picture."""
+        if reply.status_code in _REFUSING_STATUSES:
+            return _status(reply)
         if reply.status_code != 200:
             raise self._failed(name, _status(reply))
         try:
-            answer = reply.json()["choices"][0]["message"]["content"].strip()
+            message = reply.json()["choices"][0]["message"]
+            # Without content, a model may say why in `refusal`.
+            answer: str = (message.get("content") or message.get("refusal") or "").strip()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RewardError(
-                f"{name}: {self._client.url} did not answer with a chat completion that has text; "
-                "set vlm_judge.url to an OpenAI-compatible endpoint"
+                f"{name}: {self._client.url} did not answer with a chat completion; set "
+                "vlm_judge.url to an OpenAI-compatible endpoint"
             ) from error
-        try:
-            return self._config.read(answer), answer
-        except ValueError as error:
-            raise RewardError(
-                f"{name}: {self._config.model} answered {answer[:_LONGEST_QUOTED]!r}; {error}. Say "
-                "so in vlm_judge.question, or use a model that follows it"
-            ) from error
+        return answer
 
     def _send(self, name: str, path: str, body: bytes | None) -> httpx.Response:
         from rewards.http_client import NoAnswerError  # noqa: PLC0415 (see above)
@@ -211,7 +225,8 @@ class VlmJudgeReward:
             "vlm_judge.requests_at_once"
         )
 
-    def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]) -> bytes:
+    def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"], number: int) -> bytes:
+        """Body of a request; `number` counts those about the picture, from 0."""
         content = [_as_content(picture), _as_text(self._config.ask(prompt))]
         if prompt.sources:
             # For an edit, the judge also sees the source, and is told which picture is which.
@@ -222,6 +237,9 @@ class VlmJudgeReward:
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
         }
+        if number > 0:
+            # At temperature 0 the answer would be the same, whatever the seed.
+            payload |= {"temperature": 1, "seed": number}
         return json.dumps(payload).encode()
 
 

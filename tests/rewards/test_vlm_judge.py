@@ -17,6 +17,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
 
+from rewards.base import CheckedScores, score_checked
 from rewards.terms.vlm_judge import VlmJudgeConfig, VlmJudgeReward
 from rewards.types import Prompt, RewardError
 from tests.rewards.endpoint import Endpoint, Reply, Request, answering, in_turn
@@ -42,9 +43,9 @@ def level_in(request: Request) -> int:
     return int(pictures_in(request)[-1][0, 0, 0])
 
 
-def says(text: object) -> Reply:
+def says(text: object, **others: str) -> Reply:
     """A chat completion."""
-    message = {"role": "assistant", "content": text}
+    message = {"role": "assistant", "content": text, **others}
     return Reply(body=json.dumps({"id": "1", "choices": [{"message": message}]}).encode())
 
 
@@ -69,8 +70,12 @@ def connect(judge: Endpoint, question: str = "{prompt}?", **options: Any) -> Vlm
     return config(question, **options).build(torch.device("cpu"))
 
 
+def check(reward: VlmJudgeReward, count: int) -> CheckedScores:
+    return score_checked(reward, [DOG] * count, PIXELS[:count])
+
+
 def score(reward: VlmJudgeReward, count: int) -> Tensor:
-    return reward.score([DOG] * count, PIXELS[:count]).values
+    return check(reward, count).values
 
 
 def test_judge_is_asked_in_openais_format() -> None:
@@ -81,7 +86,7 @@ def test_judge_is_asked_in_openais_format() -> None:
         reward = connect(judge, question, lowest=1, highest=5)
         assert not reward.applies_to(DOG)
         assert reward.applies_to(prompt)
-        assert reward.score([prompt], pixels.to(torch.uint8)).values.tolist() == [1.0]
+        assert reward.score([prompt], pixels.to(torch.uint8)).values == (1.0,)
     (request,) = judge.requests
     assert request.path == "/v1/chat/completions"
     payload, content = json.loads(request.body), content_of(request)
@@ -117,34 +122,66 @@ def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_f
 
     with judging(later_for_the_first) as judge:
         reward = connect(judge, requests_at_once=2)
-        scores = reward.score([DOG] * 6, PIXELS[:6])
+        scores = check(reward, 6)
     torch.testing.assert_close(scores.values, torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]))
     assert scores.notes == ("0", "1", "2", "3", "4", "5")
     assert max(most) == 2
 
 
+def test_judge_that_gives_no_score_is_asked_again_with_other_seeds() -> None:
+    def at_the_third_time(request: Request) -> Reply:
+        is_answered = level_in(request) == 1 or json.loads(request.body).get("seed") == 2
+        return says("7" if is_answered else "I like it")
+
+    with judging(at_the_third_time) as judge:
+        found = check(connect(judge), 2)
+    torch.testing.assert_close(found.values, torch.tensor([0.7, 0.7]))
+    assert found.notes == ("7", "7")
+    asked = [json.loads(request.body) for request in judge.requests if level_in(request) == 0]
+    assert [(each["temperature"], each.get("seed")) for each in asked] == [
+        (0, None),
+        (1, 1),
+        (1, 2),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("reply", "error"),
+    ("reply", "note"),
     [
-        (says("I give 7. " + "x" * 300), "answered 'I give 7. x{190}'; it must be one number"),
-        (says(None), "did not answer with a chat completion that has text"),
-        (Reply(body=b'{"choices": []}'), "did not answer with a chat completion"),
-        (Reply(body=b"hello"), "did not answer with a chat completion"),
+        (says("I give 7."), "I give 7."),
+        (says("11"), "11"),
+        (says(None), ""),
+        (says(None, refusal="I cannot help with that"), "I cannot help with that"),
+        (Reply(400, b"filtered"), "status 400 Bad Request"),
     ],
 )
-def test_judge_that_gives_no_score_ends_the_step_naming_prompt_and_image(
-    reply: Reply, error: str
+def test_judge_that_gives_no_score_four_times_refuses_the_picture_alone(
+    reply: Reply, note: str
 ) -> None:
     with judging(lambda request: reply if level_in(request) == 2 else says("5")) as judge:
+        found = check(connect(judge), 4)
+    assert found.values.isnan().tolist() == [False, False, True, False]
+    assert found.values[[0, 1, 3]].tolist() == [0.5] * 3
+    assert found.notes == ("5", "5", note, "5")
+    assert len(judge.requests) == 3 + 4
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(body=b'{"choices": []}'), Reply(body=b"hello"), says(["7"])],
+    ids=["no choice", "no JSON", "no text"],
+)
+def test_what_is_no_chat_completion_ends_the_step_naming_prompt_and_image(reply: Reply) -> None:
+    with judging(lambda request: reply if level_in(request) == 2 else says("5")) as judge:
         reward = connect(judge)
-        with pytest.raises(RewardError, match=f"prompt dog, image 2: .*{error}"):
+        with pytest.raises(RewardError, match=r"prompt dog, image 2: .* not .* a chat completion"):
             score(reward, 4)
 
 
 def test_judge_does_not_ask_about_the_other_pictures_after_a_failure() -> None:
-    with judging(lambda request: says("no")) as judge:
+    with judging(lambda request: Reply(403)) as judge:
         reward = connect(judge, requests_at_once=1)
-        with pytest.raises(RewardError, match="image 0: judge-1 answered 'no'"):
+        with pytest.raises(RewardError, match=r"image 0: .* status 403"):
             score(reward, 10)
         assert len(judge.requests) < 4
 
@@ -206,7 +243,7 @@ def test_key_is_in_no_error_or_log(
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
     caplog.set_level(logging.DEBUG)
     errors: list[RewardError] = []
-    replies = Reply(401, b"bad key sk-secret"), Reply(200, b"hello"), says("no"), None
+    replies = Reply(401, b"bad key sk-secret"), Reply(200, b"hello"), None
     with judging(in_turn(*replies)) as judge:
         reward = connect(judge, api_key_variable="JUDGE_KEY")
         for _ in replies:
