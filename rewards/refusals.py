@@ -12,7 +12,7 @@ from torch import Tensor
 from rewards.types import Prompt, RewardError, RewardTable
 
 MOST_REFUSED = 0.25
-"""Largest share of a step's images that a term may refuse; a single one it always may."""
+"""Largest share of its images in a step that a term may refuse; a single one it always may."""
 _LONGEST_QUOTED = 200
 """Characters quoted of a note, such as the answer of a judge."""
 
@@ -91,8 +91,8 @@ def check_refusals(
     for column, each in enumerate(refusals):
         if each.count > max(1, MOST_REFUSED * each.images):
             raise RewardError(
-                f"{each.describe()}. At most {MOST_REFUSED:.0%} of a step's images may be left out "
-                "of their groups: correct the scorer (for a judge, its question or its model), or "
-                f"remove the term {each.term} from reward.terms",
+                f"{each.describe()}. At most {MOST_REFUSED:.0%} of a term's images in a step may "
+                "be left out of their groups: correct the scorer (for a judge, its question or "
+                f"its model), or remove the term {each.term} from reward.terms",
                 pictures=pixels[table.is_refused()[:, :, column]],
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Grid
+from rewards.refusals import Refusals
 from rewards.reweigh import Mode
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable, Scores
@@ -462,6 +464,49 @@ def test_collect_keeps_all_of_every_round() -> None:
     assert experience.rollout.sampling_mask.shape == (4, 2, 3, 16)
     assert experience.prompts.decode_seeds == experience.images.decode_seeds
     assert experience.prompts.decode_seeds[:2] == (5, 6)
+
+
+class Refusing(Brightness):
+    """Refuses pictures of some greys."""
+
+    def __init__(self, *levels: float) -> None:
+        super().__init__([])
+        self._levels = levels
+
+    def score(
+        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+    ) -> list[float | None]:
+        found = super().score(prompts, pixels).tolist()
+        return [None if level in self._levels else level for level in found]
+
+
+def test_a_group_with_a_single_image_left_is_flat_and_replaced() -> None:
+    # Two of the eight images of all rounds.
+    experience = collected(("rising", "flat"), rounds=2, term=Refusing(10.0))
+    assert experience.totals.isnan().sum() == 2
+    assert experience.advantages.is_flat.tolist() == [True] * 4
+    assert experience.advantages.values.count_nonzero() == 0
+
+
+class MainOfTwo(SecondOfTwo):
+    """The other one refused nothing, or the same."""
+
+    def __init__(self, *, is_same: bool) -> None:
+        super().__init__()
+        self.rank, self._is_same = 0, is_same
+
+    def gather(self, value: Any) -> list[Any]:
+        if self._is_same or not isinstance(value, tuple) or not isinstance(value[0], Refusals):
+            return [value, value]
+        return [value, tuple(replace(each, count=0, first="") for each in value)]
+
+
+def test_refused_images_are_counted_over_all_processes() -> None:
+    term = Refusing(30.0)
+    # Two of four images here.
+    assert collected(processes=MainOfTwo(is_same=False), term=term).totals.isnan().sum() == 2
+    with pytest.raises(RewardError, match="term brightness refused 4 of 8 images: prompt first"):
+        collected(processes=MainOfTwo(is_same=True), term=term)
 
 
 def test_collect_leaves_spare_prompts_to_processes_before_it() -> None:

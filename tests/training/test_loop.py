@@ -514,6 +514,32 @@ def test_a_run_goes_on_without_the_images_that_a_term_refuses(
     assert all(math.isfinite(row["optim/grad_norm"]) for row in run.rows()[1:])
 
 
+def test_totals_of_a_resumed_run_are_scaled_by_the_images_that_were_not_refused(
+    make_run: Any,
+) -> None:
+    often = ("reward.combine=normalize_then_sum", "train.steps=2", "train.eval_every=1")
+    refuse = refusing(lambda prompt, step: [0] if prompt.prompt == "held out 1" else [])
+
+    def change(scores: Tensor, prompt: Any, step: int) -> Any:
+        return refuse(rise(scores, prompt, step), prompt, step)
+
+    whole = make_run(*often, folder="whole", change=change)
+    whole.trainer.run()
+
+    def fail(run: Run, step: int) -> None:
+        if step == 2:
+            raise RewardError("the scorer is gone")
+
+    run = make_run(*often, change=change, at_step=fail)
+    run.fail(RewardError)
+    make_run(*often, "train.resume=auto", change=change).trainer.run()
+    totals = [[row["eval/total"] for row in each.rows()] for each in (run, whole)]
+    assert totals[0] == totals[1]
+    assert len(set(totals[0])) == 3
+    # By mean and standard deviation of the two that have a score, 0 on average.
+    assert totals[0][0] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_term_that_refuses_too_many_images_ends_the_run_with_everything_saved(
     make_run: Any,
 ) -> None:
@@ -523,7 +549,7 @@ def test_a_term_that_refuses_too_many_images_ends_the_run_with_everything_saved(
     )
     message = run.fail(RewardError)
     assert "term brightness refused 4 of 8 images: prompt " in message
-    assert "At most 25% of a step's images" in message
+    assert "At most 25% of a term's images in a step" in message
     assert "Step 1 is saved" in message
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 1
     assert len([*run.folder.failure_dir(2).iterdir()]) == 4

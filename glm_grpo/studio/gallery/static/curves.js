@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Loading, Title, useLoaded } = parts;
+  const { Loading, Title, isKnown, useLoaded } = parts;
   const { arrange, canaryBand, makeColumns, quantile } = gallery.curveMetrics;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
@@ -77,7 +77,7 @@
         return last;
       });
     };
-    const watched = gallery.run.reward.watch.map((name) => [name, count((group) => Boolean(group.raw[name]))]);
+    const watched = gallery.run.reward.watch.map((name) => [name, count((group) => Boolean(group.raw[name]?.some(isKnown)))]);
     return { "": count(() => true), ...Object.fromEntries(watched) };
   }
 

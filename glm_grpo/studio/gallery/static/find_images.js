@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { scoring } = gallery;
-  const { clip, fmt, signed } = gallery.parts;
+  const { clip, fmt, isKnown, signed } = gallery.parts;
   const { listReaders, textRead } = gallery.readings;
 
   const BOUNDS = ["min", "max"];
@@ -85,9 +85,9 @@
   function judgeCanary(name, metrics, groups) {
     const { bands, canary_margin: margin, reward } = gallery.run;
     const value = metrics[`canary/${name}`];
-    /* A term is judged over the prompts to which it applies, a measure of pictures over all. */
+    /* A term is judged over the prompts of which it scored an image, a measure of pictures over all. */
     const judged = reward.watch.includes(name)
-      ? groups.filter((group) => group.raw[name] != null)
+      ? groups.filter((group) => group.raw[name]?.some(isKnown))
       : groups;
     if (value == null || judged.length === 0) return null;
     const { low, high, isOpenAbove } = gallery.curveMetrics.canaryBand(name, bands[name], margin, [judged.length]);
