@@ -9,12 +9,14 @@ import easyocr
 import numpy as np
 import torch
 from easyocr.config import MODULE_PATH
-from jaxtyping import UInt8
+from easyocr.utils import CTCLabelConverter
+from jaxtyping import Float64, Int32, Int64, UInt8
 from torch import Tensor, nn
 
 from rewards.pictures import to_bgr_arrays
 from rewards.terms.reading_orders import (
     TextBox,
+    cells_between,
     in_reading_order,
     surest_reading,
     text_box,
@@ -23,6 +25,13 @@ from rewards.types import RewardError, describe_error
 
 _TALL = 1.5
 """Ratio of the sides from which a box may hold turned text."""
+
+_COLUMNS = 16
+"""Columns of the recogniser in a part of the line that is as long as the line is high."""
+
+_LEAD = 1.0
+"""How many columns before the one in which it is found a letter begins, on average: it is found at
+its left edge, not in its middle. Of 1,340 drawn letters in four fonts, with a deviation of 0.7."""
 
 
 class EasyOcrReader:
@@ -50,6 +59,7 @@ class EasyOcrReader:
         self._reader.model_lang = None
         for module in self.modules():
             module.to(device).eval().requires_grad_(False)
+        self._reader.converter = _PlacingConverter(self._reader.converter)
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
         """See `TextReader`."""
@@ -71,7 +81,7 @@ class EasyOcrReader:
             for corners, text, confidence in self._reader.readtext(picture)
             for part in in_reading_order(
                 self._read_turned(
-                    picture, text_box(text, np.asarray(corners, np.float64)), confidence
+                    picture, _to_box(text, np.asarray(corners, np.float64)), confidence
                 )
             )
         ]
@@ -91,11 +101,62 @@ class EasyOcrReader:
         turned = []
         for quarter_turns in (1, -1):
             found = self._reader.recognize(np.ascontiguousarray(np.rot90(cut, quarter_turns)))
-            # Turned to the left, text that runs downwards is read; to the right, upwards.
+            # Turned to the left, text that runs downwards is read; to the right, upwards. It is as
+            # long as the box is high.
             corners = np.roll(box.corners, -quarter_turns, axis=0)
-            turned += [(text_box(text, corners), sureness) for _, text, sureness in found]
+            length, height = map(float, cut.shape[:2])
+            turned += [
+                (text_box(text, corners, _cells(text, height, length)), sureness)
+                for _, text, sureness in found
+            ]
         surest, _ = surest_reading((box, confidence), turned)
         return surest
+
+
+class _PlacedText(str):
+    """A text that knows in which columns of the recogniser its characters were found."""
+
+    __slots__ = ("columns",)
+    columns: Int64[np.ndarray, " characters"]
+
+
+class _PlacingConverter:
+    """Decodes as EasyOCR's converter does, which forgets the columns."""
+
+    def __init__(self, converter: CTCLabelConverter) -> None:
+        self._converter = converter
+
+    def decode_greedy(
+        self, indices: Int64[np.ndarray, " columns"], lengths: Int32[Tensor, " lines"]
+    ) -> list[str]:
+        """Read lines from the most probable character of each column."""
+        texts = self._converter.decode_greedy(indices, lengths)
+        lines = np.split(indices, lengths.cumsum(0)[:-1].tolist())
+        return [self._placed(text, line) for text, line in zip(texts, lines, strict=True)]
+
+    def _placed(self, text: str, line: Int64[np.ndarray, " columns"]) -> str:
+        # A character in several columns is found in the first of them.
+        is_new = np.insert(line[1:] != line[:-1], 0, True)
+        placed = _PlacedText(text)
+        placed.columns = np.flatnonzero(is_new & ~np.isin(line, self._converter.ignore_idx))
+        return placed
+
+
+def _to_box(text: str, corners: Float64[np.ndarray, "4 2"]) -> TextBox:
+    width, height = (float(np.linalg.norm(corners[0] - corners[beside])) for beside in (1, 3))
+    return text_box(text, corners, _cells(text, height, width))
+
+
+def _cells(text: str, height: float, width: float) -> Float64[np.ndarray, "2 letters"] | None:
+    """Where each character begins and ends along a line of this size; None if that is not known.
+
+    A character ends where the next one begins, and the last one as far from the end of the line as
+    the first from its beginning, because EasyOCR adds the same margin on both sides.
+    """
+    if not isinstance(text, _PlacedText) or len(text) < 2:
+        return None
+    starts = (text.columns - _LEAD) * height / (_COLUMNS * width)
+    return cells_between(np.append(starts, max(1 - starts[0], starts[-1])))
 
 
 def _missing_weights(languages: Sequence[str], error: OSError) -> str:

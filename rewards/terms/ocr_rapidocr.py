@@ -13,7 +13,7 @@ from rapidocr.utils.process_img import get_rotate_crop_image
 from torch import Tensor, nn
 
 from rewards.pictures import to_bgr_arrays
-from rewards.terms.reading_orders import TextBox, surest_reading, text_box
+from rewards.terms.reading_orders import TextBox, cells_around, surest_reading, text_box
 
 _TALL = 1.5
 """Ratio of the sides from which RapidOCR turns a box to the left before reading it."""
@@ -89,7 +89,7 @@ class RapidOcrReader:
         for corners, text, confidence, columns in lines:
             place = np.asarray(corners, dtype=np.float64)
             downwards = np.roll(place, -1, axis=0) if _is_tall(corners) else place
-            upright = text_box(text, downwards, _centres(text, columns)), float(confidence)
+            upright = text_box(text, downwards, _cells(text, columns)), float(confidence)
             turned = self._read_turned(picture, corners, np.roll(place, 1, axis=0))
             surest, sureness = surest_reading(upright, turned)
             if sureness >= _LEAST_CONFIDENCE:
@@ -109,7 +109,7 @@ class RapidOcrReader:
         line = TextRecInput(img=[np.ascontiguousarray(turned)], return_word_box=True)
         found = self._engine.text_rec(line)
         return [
-            (text_box(text, upwards, _centres(text, columns)), float(confidence))
+            (text_box(text, upwards, _cells(text, columns)), float(confidence))
             for text, confidence, columns in zip(
                 found.txts, found.scores, found.word_results, strict=True
             )
@@ -135,9 +135,9 @@ def _is_tall(corners: Float32[np.ndarray, "4 2"]) -> bool:
     return bool(height >= _TALL * width)
 
 
-def _centres(text: str, columns: WordInfo) -> Float64[np.ndarray, " letters"]:
-    """Place of each character along the line, 0..1; RapidOCR leaves out spaces."""
+def _cells(text: str, columns: WordInfo) -> Float64[np.ndarray, "2 letters"]:
+    """Where each character begins and ends along the line, 0..1; RapidOCR leaves out spaces."""
     letters = [index for index, letter in enumerate(text) if not letter.isspace()]
     found = np.concatenate(columns.word_cols) + _COLUMN_MIDDLE
     places = np.minimum(found / columns.line_txt_len, 1.0)
-    return np.interp(np.arange(len(text)), letters, places, left=0.0, right=1.0)
+    return cells_around(np.interp(np.arange(len(text)), letters, places, left=0.0, right=1.0))

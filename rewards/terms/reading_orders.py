@@ -72,18 +72,18 @@ class TextBox:
 def text_box(
     text: str,
     corners: Float64[np.ndarray, "4 2"],
-    centres: Float64[np.ndarray, " letters"] | None = None,
+    cells: Float64[np.ndarray, "2 letters"] | None = None,
 ) -> TextBox:
     """Make a text box from the engine's box, which may be tilted.
 
     Args:
         corners: (x, y) of the corners, clockwise as the text is read: it runs from the first to the
             second, with the fourth and the third below them.
-        centres: Place of each character along the text, 0..1, rising; None: at equal distances.
+        cells: Where each character begins and ends along the text, 0..1; None: equal parts.
     """
-    if centres is None:
-        centres = (np.arange(len(text)) + 0.5) / len(text)
-    starts, stops = _cells(centres)
+    if cells is None:
+        cells = cells_between(np.linspace(0.0, 1.0, len(text) + 1))
+    starts, stops = cells
     first, second, third, fourth = corners
     ends = [
         start + fraction[:, None] * (stop - start)
@@ -97,16 +97,19 @@ def text_box(
     return TextBox(text, left=left, top=top, right=right, bottom=bottom, letters=letters)
 
 
-def _cells(
-    centres: Float64[np.ndarray, " letters"],
-) -> tuple[Float64[np.ndarray, " letters"], Float64[np.ndarray, " letters"]]:
-    """Where cells begin and end: halfway to the next centre, as far on the other side at an end."""
+def cells_between(edges: Float64[np.ndarray, " edges"]) -> Float64[np.ndarray, "2 cells"]:
+    """Where cells begin and end, from their edges along the text, rising and cut off at 0 and 1."""
+    edges = edges.clip(0, 1)
+    return np.stack([edges[:-1], edges[1:]])
+
+
+def cells_around(centres: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, "2 cells"]:
+    """Cells that reach halfway to the next centre, and as far on the other side at an end."""
     if len(centres) == 1:
-        return np.zeros(1), np.ones(1)
+        return np.array([[0.0], [1.0]])
     halves = np.diff(centres) / 2
-    starts = centres - np.concatenate([halves[:1], halves])
-    stops = centres + np.concatenate([halves, halves[-1:]])
-    return starts.clip(0, 1), stops.clip(0, 1)
+    first, last = centres[:1] - halves[:1], centres[-1:] + halves[-1:]
+    return cells_between(np.concatenate([first, centres[:-1] + halves, last]))
 
 
 def in_reading_order(box: TextBox) -> list[TextBox]:

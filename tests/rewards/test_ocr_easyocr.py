@@ -22,6 +22,7 @@ from rewards.types import Prompt, RewardError
 CPU = torch.device("cpu")
 ARABIC = "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645"
 ENGLISH = recognition_models["gen2"]["english_g2"]
+FONT = ImageFont.load_default(size=36)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,7 @@ def read_texts(reader: EasyOcrReader, pixels: UInt8[Tensor, "N 3 H W"]) -> list[
 
 def drawn(text: str) -> UInt8[Tensor, "3 128 256"]:
     image = Image.new("RGB", (256, 128), (30, 60, 180))
-    font = ImageFont.load_default(size=36)
-    ImageDraw.Draw(image).text((128, 64), text, fill="white", font=font, anchor="mm")
+    ImageDraw.Draw(image).text((128, 64), text, fill="white", font=FONT, anchor="mm")
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
@@ -71,22 +71,23 @@ def test_easyocr_reads_photographed_words(reader: EasyOcrReader, assets_dir: Pat
 
 
 @pytest.mark.parametrize("turn", [0, 1, -1])
-def test_easyocr_shares_the_box_of_a_word_among_its_letters(
-    reader: EasyOcrReader, turn: int
-) -> None:
-    pixels = torch.rot90(drawn("OPEN"), turn, dims=(1, 2))[None]
-    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=("OPEN",))], pixels)
+@pytest.mark.parametrize("text", ["OPEN", "MY HILL"])
+def test_easyocr_says_where_each_letter_stands(reader: EasyOcrReader, text: str, turn: int) -> None:
+    pixels = torch.rot90(drawn(text), turn, dims=(1, 2))[None]
+    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=(text,))], pixels)
     assert scores.values.tolist() == [1.0]
     assert isinstance(scores.parts, tuple)
     (pieces,) = scores.parts
-    assert [(piece.text, piece.value) for piece in pieces] == [(letter, 0.25) for letter in "OPEN"]
-    # The word is 97 pixels long, and in the middle; turned to the left, it runs upwards.
-    middle = torch.tensor([pixels.shape[3] / 2, pixels.shape[2] / 2])
-    direction = torch.tensor({0: (1.0, 0.0), 1: (0.0, -1.0), -1: (0.0, 1.0)}[turn])
-    for index, piece in enumerate(pieces):
-        place = torch.tensor([piece.left + piece.right, piece.top + piece.bottom]) / 2
-        drawn_at = middle + (index - 1.5) * 97 / 4 * direction
-        torch.testing.assert_close(place, drawn_at, rtol=0.0, atol=8.0)
+    assert "".join(piece.text for piece in pieces) == text.replace(" ", "")
+    assert [piece.value for piece in pieces] == pytest.approx([1 / len(pieces)] * len(pieces))
+    # The text is in the middle; turned to the left, it runs upwards.
+    middle, length = np.array([pixels.shape[3], pixels.shape[2]]) / 2, FONT.getlength(text)
+    direction = np.array({0: (1, 0), 1: (0, -1), -1: (0, 1)}[turn])
+    letters = [index for index, letter in enumerate(text) if letter != " "]
+    for index, piece in zip(letters, pieces, strict=True):
+        start, stop = (FONT.getlength(text[:end]) - length / 2 for end in (index, index + 1))
+        place = np.array([piece.left + piece.right, piece.top + piece.bottom]) / 2 - middle
+        assert start < place @ direction < stop
 
 
 @pytest.mark.parametrize(

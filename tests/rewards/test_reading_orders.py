@@ -8,6 +8,7 @@ import pytest
 from rewards.terms.reading_orders import (
     Box,
     TextBox,
+    cells_around,
     in_reading_order,
     reading_orders,
     text_box,
@@ -45,15 +46,17 @@ def test_text_box_is_the_upright_rectangle_around_the_corners() -> None:
 
 def test_text_box_divides_text_halfway_between_its_letters() -> None:
     corners = np.array([[0.0, 0.0], [100.0, 0.0], [100.0, 8.0], [0.0, 8.0]])
-    box = text_box("ABC", corners, np.array([0.2, 0.4, 0.7]))
+    box = text_box("ABC", corners, cells_around(np.array([0.2, 0.4, 0.7])))
     # A reaches as far to the left as to the right, and C as far to the right.
     edges = [0.1, 0.3, 0.55, 0.85]
     assert [letter.left for letter in box.letters] == pytest.approx([100 * x for x in edges[:-1]])
     assert [letter.right for letter in box.letters] == pytest.approx([100 * x for x in edges[1:]])
     # But not over the edge.
-    box = text_box("AB", corners, np.array([0.1, 0.9]))
+    box = text_box("AB", corners, cells_around(np.array([0.1, 0.9])))
     assert box.letters == (Box(0.0, 0.0, 50.0, 8.0), Box(50.0, 0.0, 100.0, 8.0))
-    assert text_box("A", corners, np.array([0.3])).letters == (Box(0.0, 0.0, 100.0, 8.0),)
+    assert text_box("A", corners, cells_around(np.array([0.3]))).letters == (
+        Box(0.0, 0.0, 100.0, 8.0),
+    )
 
 
 @pytest.mark.parametrize(
