@@ -30,11 +30,13 @@ class LossSettings(Options):
     """Weight of the KL divergence to the reference policy; at 0 the reference never runs."""
     kl_estimator: LossKlEstimator
     """Per-token estimator of that divergence. null: k3_corrected in the loss (k3 times the
-    probability ratio, which stays unbiased in later updates of a rollout), k1 in the reward."""
+    probability ratio, which for each token, given those before it, stays unbiased in later updates
+    of a rollout), k1 in the reward."""
     kl_placement: Literal["loss", "reward"]
     """Add the divergence to the loss, or subtract it, summed over an image's tokens, from the
-    reward before advantages are computed. The coefficient means the same in both cases; if
-    advantages are divided by the rewards' standard deviation, the penalty is divided too."""
+    reward before advantages are computed. The coefficient has the same scale in both cases; if
+    advantages are divided by the rewards' standard deviation, the penalty is divided too. Only in
+    the reward does a token also answer for the divergence of the tokens after it."""
     kl_behaviour_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the policy that sampled; 0: not used."""
     reference_sync_every: int | None = Field(default=None, ge=1)

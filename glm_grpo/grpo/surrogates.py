@@ -50,7 +50,7 @@ def chosen_surrogate(
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence, or one per token.
-        token_weights: Weight of each token, 1 on average; None: all 1.
+        token_weights: Weight of each token, such as 0 or 1 of `top_entropy_weights`; None: all 1.
     """
     tokens = (log_probs, old_log_probs, advantages)
     match options:
@@ -140,7 +140,7 @@ def sequence_surrogate(
         clip_low: As in `clipped_surrogate`.
         clip_high: As in `clipped_surrogate`.
         ratio_cap: As in `clipped_surrogate`.
-        token_weights: Weight of each token in the mean of log r, 1 on average; None: all 1.
+        token_weights: Weight of each token in the mean of log r over all T; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
     ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
@@ -228,7 +228,7 @@ def gmpo_surrogate(
         old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence: the sign of a sequence decides how it is clipped.
         log_clip: Bound on |log r|, > 0.
-        token_weights: Weight of each token in the mean, 1 on average; None: all 1.
+        token_weights: Weight of each token in the mean over all T; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
     sign = advantages.sign()
