@@ -29,7 +29,12 @@ from glm_grpo.check import (
     hint_at_prompts,
     list_texts,
 )
-from glm_grpo.commands.check import check_config, describe_average, describe_credit
+from glm_grpo.commands.check import (
+    check_config,
+    describe_average,
+    describe_credit,
+    hint_at_boxes,
+)
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
@@ -40,6 +45,7 @@ from glm_grpo.models.planning import Planner
 from glm_grpo.plan import fit
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.tiny.world import CAPTION_FORM
+from rewards.parts import Piece
 from rewards.types import RewardTable
 
 LEAST = (
@@ -125,6 +131,23 @@ def test_check_describes_which_terms_say_where_they_were_earned() -> None:
     assert describe_credit(placed, "weighted_sum") == (
         "by place for ssim, 50 % of the variance within groups; of the whole image for aesthetic"
     )
+
+
+def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
+    table = RewardTable(
+        names=("ssim", "ocr", "watched"),
+        raw=torch.zeros(1, 2, 3),
+        is_applicable=torch.ones(1, 3, dtype=torch.bool),
+        weights=torch.tensor([0.5, 0.5, 0.0]),
+        std_floors=torch.full((3,), 1e-4),
+        parts={name: torch.zeros(1, 2, 1, 2) for name in ("ssim", "ocr", "watched")},
+    )
+    assert hint_at_boxes(table) == []
+    boxes = (((Piece(0.5, 0.0, 0.0, 8.0, 8.0, "A"),), ()),)
+    (found,) = hint_at_boxes(replace(table, pieces={"ocr": boxes, "watched": boxes}))
+    assert found.startswith("boxes of ocr are compared with the same places")
+    assert "layouts that the prompt fixes" in found
+    assert hint_at_boxes(replace(table, pieces={"ocr": ((),), "watched": boxes})) == []
 
 
 def test_check_hints_at_credit_by_place_that_may_have_no_effect(configs_dir: Path) -> None:

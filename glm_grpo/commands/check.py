@@ -54,7 +54,8 @@ def check_config(config: Config) -> Iterator[str]:
     experience = collect(models, batch, config, clock=PhaseClock())
     yield f"one rollout: {_describe_means(experience.rewards)}"
     if config.advantage.credit == "place":
-        yield f"credit: {describe_credit(experience.rewards, config.reward.combine)}"
+        found = f"credit: {describe_credit(experience.rewards, config.reward.combine)}"
+        yield "\n    ".join([found, *hint_at_boxes(experience.rewards)])
     yield f"one held-out prompt: {_describe_means(_evaluate_one(models, config, prompts).rewards)}"
     rows = config.train.micro_batch_size
     with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
@@ -84,6 +85,22 @@ def describe_credit(table: RewardTable, mode: Mode) -> str:
     found = f"by place for {', '.join(placed)}, {share:.0f} % of the variance within groups"
     whole = [name for name in weighed if name not in table.parts]
     return found + (f"; of the whole image for {', '.join(whole)}" if whole else "")
+
+
+def hint_at_boxes(table: RewardTable) -> list[str]:
+    """Hint on terms whose credit by place needs a layout that the prompt fixes."""
+    boxed = [
+        name
+        for name, weight in zip(table.names, table.weights.tolist(), strict=True)
+        if weight and any(table.pieces.get(name, ()))
+    ]
+    if not boxed:
+        return []
+    return [
+        f"boxes of {', '.join(boxed)} are compared with the same places of the group's other "
+        "images, which suits layouts that the prompt fixes; where things may stand anywhere, it "
+        "teaches to draw more of them: set advantage.credit=image"
+    ]
 
 
 def _evaluate_one(models: Models, config: Config, prompts: Prompts) -> Evaluation:
