@@ -1,4 +1,4 @@
-"""A folder with random weights is one that the project loads, with the ids of its config."""
+"""A folder with random weights is one that the project loads, and whose gap can be measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from benchmarks import replay_gap
 from benchmarks.full_size import janus_folder
 from benchmarks.full_size.janus_pro import _small_sizes
 from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
@@ -15,7 +16,7 @@ from tests.janus_miniature import TEMPLATE
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_folder_is_a_model_with_the_ids_of_its_config(tmp_path, dtype) -> None:
+def test_folder_is_a_model_with_the_ids_of_its_config(tmp_path, dtype, capsys) -> None:
     values = _small_sizes().to_dict() | {"image_token_id": 1005}
     ids = {"bos_token_id": 1000, "eos_token_id": 1001, "pad_token_id": 1002}
     values["text_config"] |= ids | {"vocab_size": 1010}
@@ -36,3 +37,7 @@ def test_folder_is_a_model_with_the_ids_of_its_config(tmp_path, dtype) -> None:
     states = torch.randn(500, inner.config.text_config.hidden_size)
     with torch.no_grad():
         assert inner.generation_head(states).std().item() == pytest.approx(3, rel=0.2)
+    replay_gap.main([str(folder), "--dtypes", "float32"])
+    lines = capsys.readouterr().out.splitlines()
+    # The head's last map in float32 changes nothing of a model in float32.
+    assert [line.split(": mean ")[1][:6] for line in lines[1:-1]] == ["0.0000"] * 3
