@@ -36,6 +36,13 @@ def overflow_remedy(dtype: torch.dtype) -> str:
     )
 
 
+def lost_weights_remedy(dtype: torch.dtype) -> str:
+    """What to do if trained weights in this dtype give numbers that are not finite."""
+    calmer = "in a new run lower optim.learning_rate or optim.max_grad_norm"
+    overflow = overflow_remedy(dtype)
+    return f"{overflow}; or, if they have been trained before, {calmer}" if overflow else calmer
+
+
 @runtime_checkable
 class Policy(PolicyForUpdate, Protocol):
     """An AR model that samples token grids and is trained.

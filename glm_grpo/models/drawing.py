@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from glm_grpo.errors import NonFiniteError
-from glm_grpo.models.base import overflow_remedy
+from glm_grpo.models.base import lost_weights_remedy
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch, Rollout
 
@@ -156,14 +156,11 @@ def _refuse_non_finite(
     if not places:
         return
     row, sample, token = places[0]
-    remedy = "in a new run lower optim.learning_rate or optim.max_grad_norm"
-    if overflow := overflow_remedy(dtype):
-        remedy = f"{overflow}. If the run has learned before, the other remedy is: {remedy}"
     raise NonFiniteError(
         f"{phase}: the log-probability of token {token} of prompt "
         f"{batch.prompts[row].prompt_id}, sample {sample} is "
         f"{log_probs[row, sample, token].item()} ({len(places)} of {log_probs.numel()} tokens are "
-        f"not finite): nothing can be sampled from these weights; {remedy}"
+        f"not finite): nothing can be sampled from these weights; {lost_weights_remedy(dtype)}"
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from glm_grpo.config import Config
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.grpo.update import UpdateReport
+from glm_grpo.models.base import lost_weights_remedy
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import evaluate
@@ -206,7 +207,7 @@ class Trainer:
             raise NonFiniteUpdateError(
                 "loss or gradient was not finite in any update of "
                 f"{state.skipped_in_a_row} steps in a row; "
-                "in a new run lower optim.learning_rate or optim.max_grad_norm"
+                f"{lost_weights_remedy(self._models.policy.dtype)}"
             )
 
     def _stop_on_hacking(self, departures: Sequence[Departure]) -> None:

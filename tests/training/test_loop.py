@@ -214,6 +214,16 @@ def test_one_broken_gradient_leaves_weights_and_moments_as_they_were(make_run: A
     assert not later["policy"]["logits"].equal(after["policy"]["logits"])
 
 
+def test_three_broken_steps_of_a_float16_policy_name_another_dtype(make_run: Any) -> None:
+    def at_step(run: Run, step: int) -> None:
+        # Not before the self-checks of the first step, which build a policy of fewer layers.
+        run.models.policy.dtype = torch.float16
+        break_gradient(2, 3, 4)(run, step)
+
+    run = make_run("train.steps=5", at_step=at_step)
+    assert "no number above 65504, which" in run.fail(NonFiniteError)
+
+
 def test_three_broken_steps_in_a_row_end_a_run_that_can_be_gone_on_with(make_run: Any) -> None:
     run = make_run("train.steps=5", "train.checkpoint_every=9", at_step=break_gradient(2, 3, 4))
     message = run.fail(NonFiniteError)
