@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.studio.gallery import write_gallery
 from rewards.canaries import Band
-from tests.browser.conftest import OpenGallery, show, wait_until_loaded
+from tests.browser.conftest import OpenGallery, copy_run, show, wait_until_loaded
 
 LAST = 13
 # Steps 12 and 13 of the run have tables, step 6 has an evaluation and no rollout.
@@ -238,3 +239,20 @@ def test_an_axis_does_not_magnify_small_changes(
     page = open_gallery("curves", run=run)
     ends = page.evaluate(f"glmGallery.curveLayout.yRange(null, {low}, {high})")
     assert ends == pytest.approx([least, most], abs=1e-6)
+
+
+def test_terms_that_apply_to_no_prompt_have_no_charts(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    run = copy_run(gallery_run, tmp_path / "run")
+    unused = {"reward/lpips/mean": None, "reward/lpips/advantage_share": 0.0, "eval/lpips": None}
+    rows = [row | unused | {"correlation/lpips/ocr": None} for row in ROWS]
+    run.metrics_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_gallery(run, ())
+    page = open_gallery("curves", run=run)
+    page.wait_for_selector(".plot canvas")
+    expect(page.get_by_role("heading", level=4, name="ocr", exact=True)).to_have_count(1)
+    expect(page.get_by_role("heading", level=4, name="lpips", exact=True)).to_have_count(0)
+    expect(page.get_by_text("Correlation between terms")).to_have_count(0)
+    expect(page.get_by_text("they apply to no prompt: lpips.")).to_be_visible()
+    expect_legend(page, "Share of the advantage, by term", ["reward/ocr/advantage_share 0.7500"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -21,6 +22,7 @@ from tests.browser.conftest import (
     DAMAGED_STEP,
     NOT_FOUND,
     OpenGallery,
+    change_data,
     copy_run,
     make_config,
     show,
@@ -217,3 +219,20 @@ def test_weights_list_groups_by_what_changes_and_say_what_rescore_refuses(
     expect(alert).to_have_count(0)
     expect(page.locator("pre")).to_have_count(3)
     assert read_figure(page, "winners") == [0]
+
+
+def test_terms_that_apply_to_no_sampled_prompt_have_no_slider(
+    open_gallery: OpenGallery, whole_run: RunFolder, tmp_path: Path
+) -> None:
+    run = copy_run(whole_run, tmp_path / "run")
+
+    def leave_out(data: Any) -> None:
+        for step in data["steps"]:
+            for group in step.get("groups", ()):
+                group["raw"]["lpips"] = None
+
+    for path in (run.gallery_path.parent / "data").glob("steps-*.js"):
+        change_data(run, path.stem, leave_out)
+    page = open_gallery("weights", run=run)
+    expect(page.locator(".weights-term label")).to_have_text(["ocr"])
+    expect(page.locator(".weights-sliders")).to_contain_text("apply to no sampled prompt: lpips.")

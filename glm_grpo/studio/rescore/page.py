@@ -13,7 +13,7 @@ from glm_grpo.output import printable
 from glm_grpo.run.figures import Table
 from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.studio.gallery.report import Pictures, Report, copy_tile, write_report
-from glm_grpo.studio.rescore.rescore import SHOWN_DECIMALS, MovedImage, Rescoring
+from glm_grpo.studio.rescore.rescore import SHOWN_DECIMALS, MovedImage, Rescoring, TermChange
 
 _ELSEWHERE = Path("outputs/rescore")
 _LONGEST_PROMPT = 36
@@ -92,14 +92,15 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
     winners, groups, tau = rescoring.changed_winners, rescoring.groups, rescoring.rank_correlation
     counted = f"mean over {rescoring.ranked_groups} groups that are not flat"
     remarks = list(rescoring.rare_terms)
-    if any(min(term.share_before, term.share_after) < 0 for term in rescoring.terms):
+    shares = [round(each, 3) for term in rescoring.terms for each in _shares(term)]
+    if min(shares) < 0:
         remarks.append(
             "a share below 0: the term pulls against the total, because others outweigh it"
         )
     terms = tuple(
         (
             *(term.name, f"{term.weight_before:g}", f"{term.weight_after:g}"),
-            *(f"{term.share_before:.3f}", f"{term.share_after:.3f}"),
+            *(f"{share:z.3f}" for share in _shares(term)),
         )
         for term in rescoring.terms
     )
@@ -117,7 +118,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
                 ("groups whose winner changes", f"{winners} ({winners / groups:.1%})"),
                 (
                     f"Kendall's tau-b inside groups, {counted}",
-                    "-" if tau is None else f"{tau:.3f}",
+                    "-" if tau is None else f"{tau:z.3f}",
                 ),
                 ("flat groups", f"{rescoring.flat_before} to {rescoring.flat_after}"),
             ),
@@ -130,6 +131,10 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
             "; ".join(remarks),
         ),
     ]
+
+
+def _shares(term: TermChange) -> tuple[float, float]:
+    return term.share_before, term.share_after
 
 
 def _image_tables(rescoring: Rescoring) -> list[Table]:

@@ -157,7 +157,7 @@ class Rescoring:
             neither before nor after; None if there is no such group.
         ranked_groups: Number of those groups.
         flat_before: Number of groups whose images had equal totals.
-        terms: Terms in the order of the R axis.
+        terms: Terms in the order of the R axis, except those that apply to no sampled prompt.
         gaining: Images that gain the most advantage, in descending order; those whose advantage
             stays the same to two decimals are left out.
         losing: Images that lose the most advantage, likewise.
@@ -185,7 +185,7 @@ class Rescoring:
         import pandas  # noqa: PLC0415 (the command does without it)
 
         table = pandas.DataFrame([asdict(term) for term in self.terms]).set_index("name")
-        return f"<p>{self!r}</p>{table.to_html(float_format='%.3f')}"
+        return f"<p>{self!r}</p>{table.to_html(float_format='{:z.3f}'.format)}"
 
     rare_terms: tuple[str, ...] = ()
 
@@ -413,6 +413,7 @@ def _term_changes(
     config: Config, other: Config, before: _Scored, after: _Scored
 ) -> tuple[TermChange, ...]:
     # Weights of the config, because those of the table are rounded to float32.
+    applies = before.table.is_applicable.any(dim=0).tolist()
     columns = zip(
         before.table.names,
         config.reward.weights().values(),
@@ -421,7 +422,8 @@ def _term_changes(
         after.shares.tolist(),
         strict=True,
     )
-    return tuple(TermChange(*column) for column in columns)
+    changes = (TermChange(*column) for column in columns)
+    return tuple(change for change, is_used in zip(changes, applies, strict=True) if is_used)
 
 
 def _find_moved(

@@ -126,3 +126,14 @@ def test_paths_are_whole_on_a_line_of_a_narrow_terminal(folder: RunFolder) -> No
     assert row.startswith("│ 1  word word word wor…ord ")
     assert row.endswith("word OPEN │    3 │      4 │  +0.00 │ +1.00 │")
     assert len(row) <= 80
+
+
+@pytest.mark.parametrize(("share", "shown"), [(-0.0004, "0.000"), (-0.0006, "-0.001")])
+def test_a_share_is_below_0_where_it_is_shown_so(
+    share: float, shown: str, folder: RunFolder
+) -> None:
+    terms = (TermChange("ocr", 0.3, 0.5, share, 1.0),)
+    text = printed(replace(RESCORING, terms=terms), folder)
+    (line,) = [line for line in text.splitlines() if line.startswith("│ ocr ")]
+    assert line.split("│")[4].strip() == shown
+    assert ("pulls against the total" in text) is (shown != "0.000")

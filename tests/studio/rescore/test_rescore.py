@@ -293,6 +293,8 @@ def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_d
         "lpips and ssim (30% of the weight) apply to none of the 3 prompts that the run sampled",
         "ocr (35% of the weight) applies to 1 of the 3 prompts that the run sampled",
     )
+    # The others have no share.
+    assert [term.name for term in changed.terms] == ["ocr", "aesthetic"]
 
 
 def test_rescore_command_says_that_nothing_was_changed_and_what_can_be(

@@ -72,6 +72,23 @@
     return { steps: merged.map((row) => row.step), values };
   }
 
+  /** Terms that apply to no prompt: the run measured them, and found no score. */
+  function unusedTerms(values, terms) {
+    return terms.filter((term) => {
+      const columns = [values[`reward/${term}/mean`], values[`${EVALUATION}${term}`]].filter(Boolean);
+      return columns.length > 0 && !columns.flat().some(isNumber);
+    });
+  }
+
+  /** Names of metrics without those of some terms. */
+  function namesWithout(names, terms) {
+    const isOf = (name, term) =>
+      name.startsWith(`reward/${term}/`) ||
+      [EVALUATION + term, `${EVALUATION}${term}_exact`, CANARY + term].includes(name) ||
+      (name.startsWith("correlation/") && name.split("/").includes(term));
+    return names.filter((name) => !terms.some((term) => isOf(name, term)));
+  }
+
   /**
    * Charts under the questions they answer; each metric stands in one chart, and those that are in
    * none of the groups come last, under "Other".
@@ -260,6 +277,7 @@
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
   window.glmGallery.curveMetrics = {
-    arrange, canaryBand, describe, figure, hasGap, isNumber, makeColumns, makeWriter, quantile, smooth,
+    arrange, canaryBand, describe, figure, hasGap, isNumber, makeColumns, makeWriter, namesWithout,
+    quantile, smooth, unusedTerms,
   };
 })();

@@ -4,8 +4,8 @@
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Loading, Title, isKnown, useLoaded } = parts;
-  const { arrange, canaryBand, makeColumns, quantile } = gallery.curveMetrics;
+  const { Loading, Title, useLoaded } = parts;
+  const { arrange, canaryBand, makeColumns, namesWithout, quantile, unusedTerms } = gallery.curveMetrics;
   const { EVALUATION_STYLE, lineStyle } = gallery.curveLayout;
   const { pointAt, useCursor, useScheme } = gallery.curvePlot;
   const { Chart, seriesOf } = gallery.curveChart;
@@ -51,11 +51,12 @@
     const byStep = new Map((await gallery.loadSteps()).map((entry) => [entry.step, entry.groups]));
     const counts = countPrompts(steps, byStep);
     const terms = gallery.run.reward.terms.map((term) => term.name);
-    const questions = arrange(Object.keys(values), terms).map((question) => ({
+    const unused = unusedTerms(values, terms);
+    const questions = arrange(namesWithout(Object.keys(values), unused), terms).map((question) => ({
       ...question,
       charts: question.charts.map((chart) => fill(chart, values, counts, (term) => findSpread(steps, byStep, term))),
     }));
-    return { steps, questions, heldOut: await findHeldOut() };
+    return { steps, questions, unused, heldOut: await findHeldOut() };
   }
 
   /* The first held-out prompt, at which the pictures of an evaluation are shown; undefined where
@@ -111,7 +112,7 @@
     };
   }
 
-  function Board({ steps, questions, heldOut, params }) {
+  function Board({ steps, questions, unused, heldOut, params }) {
     const scheme = useScheme();
     const set = (change) => gallery.replace("curves", { ...gallery.route().params, ...change });
     const smoothing = readNumber(params.smooth, 0, LARGEST_SMOOTHING) ?? 0;
@@ -131,6 +132,7 @@
       </${Title}>
       <p class="visually-hidden" role="status">${count} charts</p>
       <${StepBar} steps=${steps} heldOut=${heldOut} params=${params} set=${set} />
+      ${unused.length > 0 && html`<p class="soft">Without charts, because they apply to no prompt: ${unused.join(", ")}.</p>`}
       ${!count && html`<p>No metric has “${params.metric}” in its name.</p>`}
       ${found.map((question) => html`<${Question} key=${question.key} question=${question} params=${params} set=${set}
         chartProps=${{ steps, smoothing, range, scheme, onOpen: open, onRange: set, large: params.large, set }} />`)}`;

@@ -118,6 +118,7 @@
     const reward = useMemo(() => readReward(params, own), [key]);
     const before = useMemo(() => score(steps, own), [steps, own]);
     const after = useMemo(() => score(steps, reward), [steps, reward]);
+    const unused = useMemo(() => findUnused(steps, own), [steps, own]);
     const error = before.error ?? after.error;
     const comparison = useMemo(() => (error ? null : scoring.compare(before.scored, after.scored)), [before, after]);
     const set = (changed) => gallery.replace("weights", changeParams(params, changed, own));
@@ -135,7 +136,7 @@
         where=${`Step ${step} is left out`} message=${problem} />`)}
       <div class="weights-board">
         <${Settings} own=${own} reward=${reward} set=${set} comparison=${comparison}
-          params=${params} />
+          params=${params} unused=${unused} />
         <div class="weights-results">
           ${error
             ? html`<div role="alert">
@@ -147,7 +148,14 @@
       </div>`;
   }
 
-  function Settings({ own, reward, set, comparison, params }) {
+  /* Names of the terms that apply to no prompt of these steps. */
+  function findUnused(steps, reward) {
+    const groups = steps.flatMap((step) => step.groups ?? []);
+    const isUnused = ({ name }) => groups.length > 0 && groups.every(({ raw }) => raw[name] == null);
+    return settable(reward).filter(isUnused).map(({ name }) => name);
+  }
+
+  function Settings({ own, reward, set, comparison, params, unused }) {
     const sizes = [...own.terms, ...reward.terms].map((term) => term.weight);
     const largest = Math.max(...sizes.map((size) => Math.abs(size) || 0));
     const least = REACHES.find((reach) => reach >= largest) ?? Math.ceil(largest);
@@ -177,10 +185,11 @@
             value=${String(each)}>${each}</option>`)}
         </select></label>
         <ul class="weights-terms">
-          ${reward.terms.map((term, index) => html`<${WeightRow} key=${term.name} term=${term}
-            own=${own.terms[index]} limits=${limits} shares=${comparison && comparison.terms[index]}
+          ${reward.terms.map((term, index) => !unused.includes(term.name) && html`<${WeightRow} key=${term.name}
+            term=${term} own=${own.terms[index]} limits=${limits} shares=${comparison && comparison.terms[index]}
             onChange=${(weight) => setWeight(term.name, weight)} />`)}
         </ul>
+        ${unused.length > 0 && html`<p class="soft">Left out, because they apply to no sampled prompt: ${unused.join(", ")}.</p>`}
       </fieldset>
       <button type="button" disabled=${isOwn} onClick=${() => set(own)}>Reset to the run's own weights</button>
     </form>`;
