@@ -23,6 +23,7 @@ from glm_grpo.commands.evaluate import evaluate_run
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.errors import ConfigError, StorageError
+from glm_grpo.output import counted
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, read_picture
 from glm_grpo.run.summaries import summarise
@@ -53,8 +54,9 @@ class Run:
     config: Config
 
     def __repr__(self) -> str:
-        steps, evaluations = len(self.steps), len(self.evaluation_steps)
-        return f"Run({str(self.path)!r}, {steps} steps, {evaluations} evaluations)"
+        steps = counted(len(self.steps), "step")
+        evaluations = counted(len(self.evaluation_steps), "evaluation")
+        return f"Run({str(self.path)!r}, {steps}, {evaluations})"
 
     def _repr_html_(self) -> str:
         summary = self.summary()

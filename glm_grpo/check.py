@@ -39,7 +39,7 @@ from glm_grpo.errors import ConfigError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.planning import UNDIVIDED, Parallelism, Planner
-from glm_grpo.output import printable
+from glm_grpo.output import counted, printable
 from glm_grpo.plan.fit import check_fit
 from glm_grpo.run.trackers import check_trackers
 from glm_grpo.tiny.prompts import is_known, known_form
@@ -216,7 +216,7 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
             ]
             if rows:
                 lines.append(
-                    f"{len(rows)} of {len(prompt_set)} {of} prompts "
+                    f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
                     f"{'is' if len(rows) == 1 else 'are'} not of the form "
                     f"{known_form(is_edit=is_edit)} that the embedded model knows: "
                     f"{_name_some(prompt_set, rows)}"
@@ -226,7 +226,8 @@ def hint_at_prompts(config: Config, prompts: Prompts) -> list[str]:
     rows = shared_rows(prompts.held_out, prompts.training)
     if rows:
         lines.append(
-            f"{len(rows)} of {len(prompts.held_out)} held-out prompts are also trained on: "
+            f"{len(rows)} of {counted(len(prompts.held_out), 'held-out prompt')} "
+            f"{'is' if len(rows) == 1 else 'are'} also trained on: "
             f"{_name_some(prompts.held_out, rows)}"
         )
     return lines
@@ -267,8 +268,8 @@ def _hint_at_quoting(family: ModelFamily, of: str, prompt_set: PromptSource) -> 
     if not differing:
         return []
     return [
-        f"in {len(differing)} of {len(prompt_set)} {of} prompts the model reads other texts "
-        f"than the quoted ones: {_name_some(prompt_set, differing)}; {rule.advice}"
+        f"in {len(differing)} of {counted(len(prompt_set), f'{of} prompt')} the model reads other "
+        f"texts than the quoted ones: {_name_some(prompt_set, differing)}; {rule.advice}"
     ]
 
 
@@ -281,7 +282,8 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
         asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
         named = f": {_name_some(prompt_set, asked)}" if asked else f"; a prompt {_ASKING}"
         ask = "asks" if len(asked) == 1 else "ask"
-        lines.append(f"{len(asked)} of {len(prompt_set)} {of} prompts {ask} for a text{named}")
+        all_prompts = counted(len(prompt_set), f"{of} prompt")
+        lines.append(f"{len(asked)} of {all_prompts} {ask} for a text{named}")
     return lines
 
 

@@ -82,7 +82,7 @@ def describe_credit(table: RewardTable, mode: Mode) -> str:
     if not placed:
         return "no term says which places earned its score: tokens get their image's advantage"
     share = 100 * placed_share(table, mode=mode)
-    found = f"by place for {', '.join(placed)}, {share:.0f} % of the variance within groups"
+    found = f"by place for {', '.join(placed)}, {share:z.0f} % of the variance within groups"
     whole = [name for name in weighed if name not in table.parts]
     return found + (f"; of the whole image for {', '.join(whole)}" if whole else "")
 

@@ -26,6 +26,7 @@ from glm_grpo.config.composition import is_sweep
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.output import counted
 from glm_grpo.plan.fit import refuse_for_processes
 from glm_grpo.plan.floors import work_of_run
 from glm_grpo.run.folder import RunFolder
@@ -163,7 +164,7 @@ def _keep_origin(
 def _devices_of(launch: Launch) -> str:
     """Name the devices of all processes, such as `2 x NVIDIA H100 80GB HBM3`."""
     device, count = launch.accelerator.device, launch.processes.count
-    name = f"CPU ({torch.get_num_threads()} threads)"
+    name = f"CPU ({counted(torch.get_num_threads(), 'thread')})"
     if device.type != "cpu":
         name = torch.get_device_module(device).get_device_name(device)
     return f"{count} x {name}" if count > 1 else name

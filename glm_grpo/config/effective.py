@@ -12,6 +12,7 @@ from typing import Any
 
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.root import Config
+from glm_grpo.output import counted
 
 _FIELDS: Mapping[str, str] = {"async": "asynchronous"}
 """Python names of sections whose name differs from the config key."""
@@ -139,7 +140,7 @@ def _adjustments(config: Config, images: int, *, is_sharded: bool) -> list[_Adju
     )
     is_asynchronous = config.train.mode == "async"
     limits = [
-        ("train.micro_batch_size", images, f"a step has only {images} images", True),
+        ("train.micro_batch_size", images, f"a step has only {counted(images, 'image')}", True),
         ("decode.recheck_groups", prompts, "a step has no more prompts", is_cheap),
         (
             "async.collectors",

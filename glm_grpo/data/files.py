@@ -16,6 +16,7 @@ import pyarrow.parquet
 
 from glm_grpo.data.places import FILE_SUFFIXES, describe_missing, may_be_hub_id
 from glm_grpo.errors import DataError
+from glm_grpo.output import counted
 
 PARQUET_BATCH = 64
 """Rows held in memory at once before they are checked; they may contain pictures."""
@@ -220,7 +221,8 @@ def _pair_with_pictures(prompts: Path, pictures: Path) -> Iterator[Row]:
     if numbers != list(range(len(rows))):
         wrong = sorted({*numbers} ^ {*range(len(rows))})[:1] or "a number twice"
         raise DataError(
-            f"{pictures}: has {len(numbers)} numbered images for {len(rows)} prompts in {prompts} "
+            f"{pictures}: has {counted(len(numbers), 'numbered image')} for "
+            f"{counted(len(rows), 'prompt')} in {prompts} "
             f"(see {wrong}); give one per line, counted from 0: 0.png, 1.png, ..."
         )
     for row, (_, picture) in zip(rows, numbered, strict=True):

@@ -13,6 +13,7 @@ import yaml
 from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
+from glm_grpo.output import counted
 
 README = "README.md"
 PROGRAM = "generate.py"
@@ -231,7 +232,7 @@ def describe_decoding(decode: DecodeSection) -> str:
     """Describe how tokens were decoded, such as `20 steps, guidance 1.5`."""
     if decode.steps is None:
         return "one pass"
-    return f"{decode.steps} steps, guidance {decode.guidance_scale:g}"
+    return f"{counted(decode.steps, 'step')}, guidance {decode.guidance_scale:g}"
 
 
 def find_license(base: str) -> str | None:

@@ -11,7 +11,7 @@ from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
 from glm_grpo.models.planning import MemoryPlan, Parallelism
-from glm_grpo.output import describe_bytes
+from glm_grpo.output import counted, describe_bytes
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import PhaseFloor, step_floors
@@ -71,7 +71,7 @@ def floor_lines(
     if collectors is not None:
         collecting = seconds["rollout"] + seconds["decode"]
         least = max(least - collecting, collecting / collectors)
-        order = f"{collectors} collectors beside the learner, each on such a device"
+        order = f"{counted(collectors, 'collector')} beside the learner, each on such a device"
     return [
         f"a step takes at least {describe_seconds(least)} on {device}, {order}: {phases}",
         "(minimum times, not predictions: published peak figures, no losses, no reward terms)",

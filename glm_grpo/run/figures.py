@@ -73,7 +73,7 @@ def show_score(score: float | None) -> str:
     """A score of one picture; None where the term does not apply, NaN where it refused it."""
     if score is None:
         return "does not apply"
-    return NO_VALUE if math.isnan(score) else f"{score:.3f}"
+    return NO_VALUE if math.isnan(score) else f"{score:z.3f}"
 
 
 def interval(low: float, high: float) -> str:

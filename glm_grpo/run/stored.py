@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
+from glm_grpo.output import counted
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import Origin, read_origin
 from glm_grpo.run.tables import (
@@ -163,9 +164,9 @@ def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> Evalu
     steps = evaluation_steps(folder)
     if len(steps) < 2:
         raise StorageError(
-            f"{folder.path} contains {len(steps)} evaluations of the held-out prompts; a "
-            "comparison needs one before and one after training: let the run continue, or leave it "
-            "out"
+            f"{folder.path} contains {counted(len(steps), 'evaluation')} of the held-out prompts; "
+            "a comparison needs one before and one after training: let the run continue, or leave "
+            "it out"
         )
     names, samples = tuple(config.reward.terms), config.eval.samples_per_prompt
     evaluations = tuple(_read_evaluation(folder, step, names, samples) for step in steps)

@@ -20,7 +20,7 @@ import torch
 from glm_grpo.errors import MemoryLimitError, is_expected
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.models.offload import Offload, Phase
-from glm_grpo.output import describe_bytes
+from glm_grpo.output import counted, describe_bytes
 from glm_grpo.types import PromptBatch
 from rewards.out_of_memory import asked_bytes, is_out_of_memory
 from rewards.score import Scorer
@@ -224,21 +224,22 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
 def sampling_size(batch: PromptBatch, policy: Policy) -> str:
     """Describe the work of a rollout."""
     return (
-        f"{len(batch.prompts)} prompts x {batch.group_size} images of {batch.height} x "
-        f"{batch.width} pixels, {policy.tokens_per_image(batch)} tokens each"
+        f"{counted(len(batch.prompts), 'prompt')} x {counted(batch.group_size, 'image')} of "
+        f"{batch.height} x {batch.width} pixels, {policy.tokens_per_image(batch)} tokens each"
     )
 
 
 def decoding_size(batch: PromptBatch) -> str:
     """Describe the work of decoding and scoring at a time."""
-    return f"a group of {batch.group_size} images of {batch.height} x {batch.width} pixels"
+    images = counted(batch.group_size, "image")
+    return f"a group of {images} of {batch.height} x {batch.width} pixels"
 
 
 def replay_size(batch: PromptBatch, policy: Policy, rows: int) -> str:
     """Describe the work of replay, backward pass and reference at a time."""
     images = len(batch.prompts) * batch.group_size
     return (
-        f"{min(rows, images)} of {images} images at a time, "
+        f"{min(rows, images)} of {counted(images, 'image')} at a time, "
         f"{policy.tokens_per_image(batch)} tokens each and those of the prompt"
     )
 

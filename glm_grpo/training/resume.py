@@ -29,7 +29,7 @@ from glm_grpo.config import (
 )
 from glm_grpo.config.composition import is_dated
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
-from glm_grpo.output import printable
+from glm_grpo.output import counted, printable
 from glm_grpo.run.checkpoints import (
     Checkpoint,
     load_checkpoint,
@@ -442,7 +442,7 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> _Found:
     is_finished = done == config.train.steps and folder.evaluation_path(done).exists()
     if is_finished:
         longer = _train_longer(folder, config)
-        said = f"is finished, with all {done} steps done. To train longer, {longer}"
+        said = f"is finished after {counted(done, 'step')}. To train longer, {longer}"
         logger.info("%s %s", folder.path, said)
     else:
         begin = "its start" if checkpoint_path is None else checkpoint_path.name

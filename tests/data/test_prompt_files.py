@@ -114,7 +114,7 @@ def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("prompts", "pictures", "named"),
     [
-        ("a\nb\n", ["0.png"], r"1 numbered images for 2 prompts .*see \[1\]"),
+        ("a\nb\n", ["0.png"], r"1 numbered image for 2 prompts .*see \[1\]"),
         ("a\nb\n", ["1.png", "2.png"], r"see \[0\].*counted from 0"),
         ("a\n", ["0.png", "1.png"], r"see \[1\]"),
         ("a\n\nb\n", ["0.png", "2.png"], r"see \[1\]"),

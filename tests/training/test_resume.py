@@ -149,7 +149,7 @@ def test_a_finished_run_says_how_to_train_longer(
     folder.evaluations_dir.mkdir()
     folder.evaluation_path(3).touch()
     open_run(compose(folder.path, "auto", *settings)).lock.release()
-    assert f"{folder.path} is finished, with all 3 steps done" in caplog.text
+    assert f"{folder.path} is finished after 3 steps" in caplog.text
     assert re.search(said, caplog.messages[-1])
 
 

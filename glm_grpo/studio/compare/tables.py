@@ -6,6 +6,7 @@ import math
 
 from pydantic import TypeAdapter
 
+from glm_grpo.output import counted
 from glm_grpo.run.figures import NO_VALUE, Table, interval, interval_note, show_change
 from glm_grpo.run.summaries import Interval
 from glm_grpo.studio.compare.comparison import Comparison
@@ -49,7 +50,8 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             f"weights: {_describe_weights(comparison)}",
             ("run", "step", "before", "after", "gain", "interval", "over run 1", "interval"),
             totals,
-            f"{comparison.prompts} held-out prompts, {comparison.samples_per_prompt} images each; "
+            f"{counted(comparison.prompts, 'held-out prompt')}, "
+            f"{counted(comparison.samples_per_prompt, 'image')} each; "
             + (
                 interval_note(run.gain.low for run in comparison.runs)
                 or "95 % intervals, paired bootstrap over prompts"

@@ -12,6 +12,7 @@ import pandas
 from PIL import Image, ImageDraw, ImageFont
 
 from glm_grpo.errors import StorageError
+from glm_grpo.output import counted
 from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
 from glm_grpo.run.summaries import first_run
 from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
@@ -73,9 +74,10 @@ def draw_contact_sheet(
         names.append(name)
         if not rows[-1] or len(rows[-1]) != len(rows[0]):
             raise StorageError(
-                f"{run.evaluation_path(step)} has first samples of {len(rows[-1])} prompts, "
-                f"{folder.evaluation_path(steps[0])} of {len(rows[0])}: a sheet needs the same "
-                "prompts, at least one; restore the originals from a copy"
+                f"{run.evaluation_path(step)} has first samples of "
+                f"{counted(len(rows[-1]), 'prompt')}, {folder.evaluation_path(steps[0])} of "
+                f"{len(rows[0])}: a sheet needs the same prompts, at least one; restore "
+                "the originals from a copy"
             )
     pictures = [[_load(path, side) for path in row] for row in rows]
     sizes = {picture.shape for row in pictures for picture in row}

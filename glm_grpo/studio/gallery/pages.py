@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from glm_grpo.output import counted
+
 _ENVIRONMENT = Environment(
     loader=PackageLoader("glm_grpo.studio.gallery"),
     autoescape=True,
@@ -11,6 +13,7 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_ENVIRONMENT.globals["counted"] = counted
 
 
 def render_page(template_name: str, **values: object) -> bytes:

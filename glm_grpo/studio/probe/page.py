@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from glm_grpo.grpo.signal_to_noise import Signal
+from glm_grpo.output import counted
 from glm_grpo.run.figures import NO_VALUE, Table
 from glm_grpo.run.folder import write_atomically
 from glm_grpo.studio.gallery.report import SMALL_WIDTH, Pictures, Report, Tile, write_report
@@ -48,7 +49,8 @@ def probe_tables(report: ProbeReport) -> list[Table]:
 
 def _drive_table(report: ProbeReport) -> Table:
     return Table(
-        f"what drives the advantage: {report.prompts} prompts, {report.group_size} samples each",
+        f"what drives the advantage: {counted(report.prompts, 'prompt')}, {report.group_size} "
+        "samples each",
         (
             *("term", "weight", "share", "equal\nweight"),
             *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
@@ -144,12 +146,12 @@ def _credit_table(credit: ProbedCredit, group_size: int) -> Table:
 
 def _credit_row(name: str, signal: Signal) -> tuple[str, ...]:
     relative, cosine, gain = (
-        NO_VALUE if math.isnan(value) else f"{value:.2f}"
+        NO_VALUE if math.isnan(value) else f"{value:z.2f}"
         for value in (signal.relative, signal.cosine, signal.gain)
     )
     # The row by image is compared with itself, so its interval has no width.
     has_interval = signal.low < signal.high
-    interval = f"{signal.low:.2f} to {signal.high:.2f}" if has_interval else NO_VALUE
+    interval = f"{signal.low:z.2f} to {signal.high:z.2f}" if has_interval else NO_VALUE
     return (name, _show(signal.ratio), relative, interval, cosine, gain)
 
 
@@ -180,11 +182,12 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
         )
         for row in range(min(_SHOWN_PROMPTS, len(samples.prompts)))
     ]
+    prompts = counted(report.prompts, "prompt")
     page = Report(
         title=f"Probe of {', '.join(report.names())}",
         tables=probe_tables(report),
         pictures=pictures,
-        about_pictures=f"{len(pictures)} of {report.prompts} prompts. Best and worst are by total.",
+        about_pictures=f"{len(pictures)} of {prompts}. Best and worst are by total.",
     )
     return write_report(page, directory)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glm_grpo.errors import StorageError
-from glm_grpo.output import printable
+from glm_grpo.output import counted, printable
 from glm_grpo.run.figures import Table
 from glm_grpo.run.folder import RunFolder, is_read_only
 from glm_grpo.studio.gallery.report import Pictures, Report, copy_tile, write_report
@@ -90,7 +90,8 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
         "" if _moved(rescoring) else f"no advantage changes by {10**-SHOWN_DECIMALS:g} or more"
     )
     winners, groups, tau = rescoring.changed_winners, rescoring.groups, rescoring.rank_correlation
-    counted = f"mean over {rescoring.ranked_groups} groups that are not flat"
+    ranked, are = rescoring.ranked_groups, "is" if rescoring.ranked_groups == 1 else "are"
+    ranking = f"mean over {counted(ranked, 'group')} that {are} not flat"
     remarks = list(rescoring.rare_terms)
     shares = [round(each, 3) for term in rescoring.terms for each in _shares(term)]
     if min(shares) < 0:
@@ -117,7 +118,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
                 ),
                 ("groups whose winner changes", f"{winners} ({winners / groups:.1%})"),
                 (
-                    f"Kendall's tau-b inside groups, {counted}",
+                    f"Kendall's tau-b inside groups, {ranking}",
                     "-" if tau is None else f"{tau:z.3f}",
                 ),
                 ("flat groups", f"{rescoring.flat_before} to {rescoring.flat_after}"),

@@ -23,6 +23,7 @@ from glm_grpo.config import (
 )
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
+from glm_grpo.output import counted
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
@@ -178,8 +179,9 @@ class Rescoring:
     losing: tuple[MovedImage, ...]
 
     def __repr__(self) -> str:
-        moved = f"{self.changed_winners} of {self.groups} groups change their winner"
-        return f"Rescoring({self.images} images, {moved})"
+        groups = counted(self.groups, "group")
+        moved = f"{self.changed_winners} of {groups} change their winner"
+        return f"Rescoring({counted(self.images, 'image')}, {moved})"
 
     def _repr_html_(self) -> str:
         import pandas  # noqa: PLC0415 (the command does without it)

@@ -342,7 +342,7 @@ def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
 
 def test_compare_refuses_a_run_without_two_evaluations(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED})]
-    with pytest.raises(StorageError, match="b contains 1 evaluations"):
+    with pytest.raises(StorageError, match="b contains 1 evaluation of"):
         compare(runs, WEIGHTS)
 
 

@@ -130,7 +130,7 @@
     return html`<${Title} name="Curves" about=${ABOUT}>
       <${Controls} params=${params} steps=${steps} smoothing=${smoothing} range=${range} set=${set} />
       </${Title}>
-      <p class="visually-hidden" role="status">${count} charts</p>
+      <p class="visually-hidden" role="status">${parts.counted(count, "chart")}</p>
       <${StepBar} steps=${steps} heldOut=${heldOut} params=${params} set=${set} />
       ${unused.length > 0 && html`<p class="soft">Without charts, because they apply to no prompt: ${unused.join(", ")}.</p>`}
       ${!count && html`<p>No metric has “${params.metric}” in its name.</p>`}
@@ -220,7 +220,7 @@
       set({ closed: (open ? others : [...others, key]).join(",") });
     };
     return html`<details class="question" open=${!closed.includes(key)} onToggle=${toggle}>
-      <summary><h3>${title}</h3> <span class="soft">${charts.length} ${charts.length === 1 ? "chart" : "charts"}</span></summary>
+      <summary><h3>${title}</h3> <span class="soft">${parts.counted(charts.length, "chart")}</span></summary>
       <div class="charts">
         ${charts.map((chart) => html`<${Chart} key=${chart.id} chart=${chart} ...${chartProps} />`)}
       </div>

@@ -67,7 +67,7 @@
           Filters${active > 0 && ` (${active})`}
         </button>
         <p role="status" class="find-count">
-          <strong>${sorted.length.toLocaleString("en")}</strong> of ${data.images.length.toLocaleString("en")} images
+          <strong>${sorted.length.toLocaleString("en")}</strong> of ${gallery.parts.counted(data.images.length, "image")}
         </p>
         <${Sorting} columns=${columns} column=${column} isDescending=${isDescending} set=${set} />
         <${SizeControls} sizes=${sizes} shown=${USUAL_SIZE} />

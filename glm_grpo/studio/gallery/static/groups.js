@@ -176,8 +176,8 @@
     const totals = groups.flatMap((group) => group.total);
     const flat = groups.filter((group) => group.is_flat).length;
     return (
-      `Step ${step}: ${groups.length} prompts, ${totals.length} samples, ` +
-      `mean total ${fmt(parts.mean(totals))}, ${flat} flat ${flat === 1 ? "group" : "groups"}.`
+      `Step ${step}: ${parts.counted(groups.length, "prompt")}, ${totals.length} samples, ` +
+      `mean total ${fmt(parts.mean(totals))}, ${parts.counted(flat, "flat group")}.`
     );
   }
 

@@ -44,6 +44,9 @@
     return value > 0 && Number(text) !== 0 ? `+${text}` : text;
   }
 
+  /** A number with its noun, such as "1 step" and "1,200 steps". */
+  const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
   /** A fraction as "12.5 %". */
   function percent(fraction, digits = 1) {
     const text = fmt(fraction * 100, digits);
@@ -324,6 +327,7 @@
     Title,
     changeClass,
     clip,
+    counted,
     fmt,
     fullUrl,
     isKnown,

@@ -194,9 +194,9 @@
     return html`<p>
         <strong class=${outside.length ? "worse" : "better"}>
           ${outside.length ? `${outside.length} of ${canaries.length} outside their band` : `All ${canaries.length} inside their bands`}
-        </strong> at step ${last.step}, over ${groups.length} ${groups.length === 1 ? "prompt" : "prompts"}.${" "}
+        </strong> at step ${last.step}, over ${parts.counted(groups.length, "prompt")}.${" "}
         ${history > 0 &&
-        html`<a href=${link("find", { canary: "any" })}>${history} ${history === 1 ? "step" : "steps"} had one outside.</a>`}
+        html`<a href=${link("find", { canary: "any" })}>${parts.counted(history, "step")} had one outside.</a>`}
       </p>
       <ul class="start-terms">
         ${canaries.map(([name, canary]) => html`<li key=${name}>

@@ -5,7 +5,7 @@
   const gallery = window.glmGallery;
   const { html, scoring } = gallery;
   const { useEffect, useId, useMemo, useRef, useState } = preactHooks;
-  const { Loading, Problem, Title, fmt, percent, termColour, useLoaded } = gallery.parts;
+  const { Loading, Problem, Title, counted, fmt, percent, termColour, useLoaded } = gallery.parts;
 
   const PREFIX = "w.";
   /* Largest weights that a slider reaches, to choose from. */
@@ -258,14 +258,14 @@
     const { perGroup, changedWinners, rankCorrelation, rankedGroups, flatBefore, flatAfter } = comparison;
     const groups = perGroup.length;
     const said = useSettled(
-      `${changedWinners} of ${groups} groups change their winner. ` +
+      `${changedWinners} of ${counted(groups, "group")} change their winner. ` +
         `Mean of Kendall's tau ${fmt(rankCorrelation)}. Flat groups ${flatBefore} before, ${flatAfter} after.`,
     );
     return html`<section class="weights-summary" aria-labelledby="weights-summary-title">
       <h3 id="weights-summary-title">What changes</h3>
       <p class="visually-hidden" role="status">${said}</p>
       ${comparison.differingGroups > 0 && html`<${Problem} where="Totals" message=${
-        `in ${comparison.differingGroups} of ${groups} groups the stored totals do not follow from the scores and the ` +
+        `in ${comparison.differingGroups} of ${counted(groups, "group")} the stored totals do not follow from the scores and the ` +
         "run's weights. The tables or config.yaml were changed; restore the originals."} />`}
       <dl class="weights-figures">
         <div data-figure="winners">
@@ -279,7 +279,7 @@
           <dt>mean Kendall's tau: 1 if no order changes</dt>
           <dd>
             <data value=${rankCorrelation ?? ""}>${fmt(rankCorrelation)}</data>
-            <span class="soft"> over ${rankedGroups} groups that are not flat</span>
+            <span class="soft"> over ${counted(rankedGroups, "group")} that ${rankedGroups === 1 ? "is" : "are"} not flat</span>
           </dd>
         </div>
         <div data-figure="flat">
@@ -293,7 +293,7 @@
           <dt>compared</dt>
           <dd>
             <data value=${comparison.images}>${comparison.images.toLocaleString("en")}</data>
-            ${` images of ${comparison.steps} steps`}
+            ${` images of ${counted(comparison.steps, "step")}`}
           </dd>
         </div>
       </dl>
