@@ -11,6 +11,7 @@ import pytest
 
 from glm_grpo import cli
 from glm_grpo.commands.arguments import memory_size, parse_weights
+from glm_grpo.commands.hydra_application import _run_hydra
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
@@ -59,13 +60,10 @@ def test_a_tilde_in_a_path_is_the_home_folder(words: str, monkeypatch: pytest.Mo
     assert "~" not in given
 
 
-def test_train_reads_a_tilde_in_a_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_reads_a_tilde_in_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--config-dir=~/mine"])
-    assert f"There is no folder {tmp_path}/mine" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"There is no folder {tmp_path}/mine"):
+        _run_hydra(["--config-dir=~/mine"])
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,7 +308,8 @@ def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS)
 def _expand_home(word: str) -> str:
     """Expand the tilde of `run_dir=~/mine`, which shells leave and Hydra refuses."""
     name, equals, value = word.partition("=")
-    return f"{name}{equals}{os.path.expanduser(value)}"
+    is_path = re.match(r"~\w*/", value) is not None
+    return f"{name}{equals}{os.path.expanduser(value) if is_path else value}"
 
 
 def _write_out(word: str, config_dir: Path) -> str:

@@ -16,7 +16,7 @@ from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
 from glm_grpo.run.tables import check_stored
 
 _MOST_NAMED = 3
-"""Prompts named for each kind of change, at most."""
+"""Prompts or modules named for each kind of change, at most."""
 
 Digests = Mapping[str, str]
 """Digest by name, as hexadecimal digits."""
@@ -132,11 +132,13 @@ def describe_changes(before: Origin, after: Origin, settings: Mapping[str, objec
     files = [
         f"{key} = {settings[key]}: other files" for key in changed_keys(before.files, after.files)
     ]
-    code = []
+    modules: dict[str, list[str]] = {}
     for each in changed_keys(before.code, after.code):
         key, _, module = each.partition("/")
-        place = f" in {module}" if module else ""
-        code.append(f"{key} = {settings[key]}: other code{place}")
+        modules.setdefault(key, []).append(module or str(settings[key]).partition(":")[0])
+    code = [
+        f"{key} = {settings[key]}: other code in {_list(names)}" for key, names in modules.items()
+    ]
     scorers = [
         f"{key} = {settings[key]}: the scorer {after.scorers[key]} instead of {before.scorers[key]}"
         for key in changed_keys(before.scorers, after.scorers)
@@ -169,5 +171,8 @@ def changed_versions(before: Mapping[str, str], after: Mapping[str, str]) -> lis
 
 
 def _count(names: list[str], kind: str) -> str:
-    more = ", ..." if len(names) > _MOST_NAMED else ""
-    return f"{len(names)} {kind} ({', '.join(names[:_MOST_NAMED])}{more})"
+    return f"{len(names)} {kind} ({_list(names)})"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join([*names[:_MOST_NAMED], *(["..."] if len(names) > _MOST_NAMED else [])])

@@ -296,12 +296,12 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
         )
 
     assert changes(found.config) == [
-        f"{place}loss.function = objective:loss: other code",
+        f"{place}loss.function = objective:loss: other code in objective",
         f"{place}data.eval_path = {project / 'held.jsonl'}: 2 changed (00000, 00001)",
     ]
     # Other prompts were asked for.
     assert changes(with_absolute_paths(compose("data.eval_path=train.jsonl"))) == [
-        f"{place}loss.function = objective:loss: other code"
+        f"{place}loss.function = objective:loss: other code in objective"
     ]
 
 
