@@ -235,7 +235,8 @@ def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tenso
 
 
 def _scale(table: RewardTable) -> Float32[Tensor, " P"]:
-    sizes = table.weights.abs().expand_as(table.is_applicable)
+    # Not a view of one row, which torch sums up in another order.
+    sizes = table.weights.abs().repeat(len(table.is_applicable), 1)
     applicable = (sizes * table.is_applicable).sum(dim=-1)
     for row in (applicable == 0).nonzero().flatten().tolist():
         raise ValueError(

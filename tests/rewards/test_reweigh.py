@@ -49,6 +49,20 @@ def test_combine_without_mask_is_exactly_the_weighted_sum() -> None:
     assert torch.equal(combine(table, mode="weighted_sum"), (raw * table.weights).sum(-1))
 
 
+@pytest.mark.parametrize("mode", ["weighted_sum", "normalize_then_sum"])
+def test_combine_gives_a_prompt_the_same_total_whatever_prompts_stand_beside_it(mode: Mode) -> None:
+    # Five sizes whose sum depends on the order in which they are added.
+    raw = torch.rand(9, 4, 5, generator=torch.Generator().manual_seed(0))
+    mask = [[True] * 5] * 8 + [[True, True, False, True, True]]
+    table = make_table(raw.tolist(), [0.4, 0.2, 0.3, 0.1, 0.3], mask)
+    whole = combine(table, mode=mode)
+    if mode == "weighted_sum":
+        assert whole[:8].equal((raw * table.weights).sum(-1)[:8])
+    for rows in (slice(0, 1), slice(0, 3), slice(3, 7), slice(4, 9), slice(8, 9)):
+        part = replace(table, raw=table.raw[rows], is_applicable=table.is_applicable[rows])
+        assert combine(part, mode=mode).equal(whole[rows])
+
+
 def test_combine_gives_the_weight_of_masked_terms_to_the_others() -> None:
     # Prompt 0: 0.5 * 0.8 + 0.5 * 0.2 = 0.5. Prompt 1 has the second term alone, of weight 0.5
     # out of 1: 0.2 * 0.5 * (1 / 0.5) = 0.2; its first score is not read.
