@@ -99,7 +99,7 @@ def hint_at_boxes(table: RewardTable) -> list[str]:
     return [
         f"boxes of {', '.join(boxed)} are compared with the same places of the group's other "
         "images, which suits layouts that the prompt fixes; where things may stand anywhere, it "
-        "teaches to draw more of them: set advantage.credit=image"
+        "teaches the policy to draw more of them: set advantage.credit=image"
     ]
 
 
