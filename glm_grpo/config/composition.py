@@ -293,7 +293,7 @@ def hydra_settings_of_run(folder: Path, name: str) -> list[str]:
 
 
 def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS) -> list[str]:
-    """Rewrite `ocr=0.5` as `reward.terms.ocr.weight=0.5`, `ocr=null` as `reward.terms.ocr=null`.
+    """Rewrite `ocr=0.5` as `reward.terms.ocr.weight=0.5`, `ocr=null` as `++reward.terms.ocr=null`.
 
     A name without a dot is that of a term, unless the config has a key of that name, or there is a
     group of config files.
@@ -321,7 +321,10 @@ def _write_out(word: str, config_dir: Path) -> str:
     is_term = _TERM_NAME.fullmatch(name) and name not in _KEYS and not _is_group(name, config_dir)
     if not equals or not is_term:
         return word
-    return f"{_TERMS}{name}=null" if value == "null" else f"{_TERMS}{name}.weight={value}"
+    if value != "null":
+        return f"{_TERMS}{name}.weight={value}"
+    # The stored config of a run to resume lacks a term that was left out the first time.
+    return f"{'++' * (name in KINDS)}{_TERMS}{name}=null"
 
 
 def parse_override(override: str) -> tuple[str, object]:

@@ -230,6 +230,9 @@ def test_resuming_takes_the_runs_own_config_unless_another_is_named(tmp_path: Pa
     assert choose_config(None, "tiny", [word]) == of_package
     assert choose_config(None, None, [word, "loss=gspo"]) == of_package
     assert compose_config(None, None, [word, "train.seed=1"]).train.steps == 3
+    # The command that began the run, without a term, may be repeated.
+    (tmp_path / "config.yaml").write_text(to_yaml(compose_config(None, "tiny", ["lpips=null"])))
+    assert "lpips" not in compose_config(None, None, [word, "lpips=null"]).reward.terms
 
 
 @pytest.mark.parametrize(
@@ -238,7 +241,8 @@ def test_resuming_takes_the_runs_own_config_unless_another_is_named(tmp_path: Pa
         ("ocr=0.5", "reward.terms.ocr.weight=0.5"),
         ("mine=0.1,0.3", "reward.terms.mine.weight=0.1,0.3"),
         ("ocr=choice(0.1,0.5)", "reward.terms.ocr.weight=choice(0.1,0.5)"),
-        ("ocr=null", "reward.terms.ocr=null"),
+        ("ocr=null", "++reward.terms.ocr=null"),
+        ("mine=null", "reward.terms.mine=null"),
         # Keys, groups, and other forms.
         ("offload=none", None),
         ("loss=gspo", None),

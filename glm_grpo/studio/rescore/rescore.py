@@ -240,7 +240,8 @@ def _with_whole_weights(overrides: Sequence[str], config: Config) -> list[str]:
     whole = write_out_weights(overrides)
     # A term without weight counts as little as an absent one.
     nulls = {f"reward.terms.{name}=null": name for name in config.reward.terms}
-    return [f"reward.terms.{nulls[word]}.weight=0" if word in nulls else word for word in whole]
+    plain = [word.removeprefix("++") for word in whole]
+    return [f"reward.terms.{nulls[word]}.weight=0" if word in nulls else word for word in plain]
 
 
 def _find_problem(key: str, value: object, config: Config) -> Problem | None:
