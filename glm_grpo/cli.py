@@ -16,6 +16,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -68,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     from glm_grpo.terminal import ended_in_any_case, errors_explained
 
-    with ended_in_any_case(), errors_explained(f"glm-grpo {words[0]}"):
+    # A program that calls this function goes on after an error.
+    ending = ended_in_any_case() if arguments is None else nullcontext()
+    with ending, errors_explained(f"glm-grpo {words[0]}"):
         options.command(options)
 
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from glm_grpo import terminal
+from glm_grpo.cli import main
 from glm_grpo.commands.hydra_application import announce_checks
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, DataError, ModelError
@@ -114,3 +116,10 @@ def test_announce_checks_says_what_a_config_has(
     monkeypatch.setenv("RANK", "1")
     announce_checks(config)
     assert caplog.messages == [said, f"{said}, processes 2"]
+
+
+def test_a_command_that_fails_inside_another_program_does_not_end_it_later() -> None:
+    before = threading.active_count()
+    with pytest.raises(SystemExit):
+        main(["gallery", "no-such-run"])
+    assert threading.active_count() == before
