@@ -7,7 +7,6 @@ from torch.optim import AdamW, Optimizer
 
 from glm_grpo.builders.launch import Launch
 from glm_grpo.config import Config
-from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.models.base import Policy
 from glm_grpo.models.offload import OptimizerPart
 from glm_grpo.run.checkpoints import Checkpoint
@@ -107,7 +106,8 @@ def _restore(
 ) -> RunState:
     """Restore a checkpoint's state, except the weights, into the objects of a run."""
     state = checkpoint.run_state()
-    strategy.loss_scale = LossScale(*state.loss_scale)
+    if state.loss_scale is not None:
+        strategy.loss_scale.value, strategy.loss_scale.finite_updates = state.loss_scale
     load_optimizer(optimizer, checkpoint.tensors["optimizer"], state.optimizer.model_dump())
     learning_rate.set(state.updates)
     return RunState(

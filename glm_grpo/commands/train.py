@@ -184,7 +184,11 @@ def _build(
             is_beginning=not _has_start(config, opened),
         )
         if config.train.method == "grpo":
-            found = check_code_path(models, build_batch(config, checked.prompts.training, 1))
+            found = check_code_path(
+                models,
+                build_batch(config, checked.prompts.training, 1),
+                is_mixed=launch.accelerator.mixed_precision != "no",
+            )
             if found:
                 logger.info("self-check passed: %s", found)
     for line in checked.texts if processes.is_main else ():

@@ -25,17 +25,19 @@ class LossScale:
     Source: Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2.
 
     Attributes:
-        value: The factor, a power of two; 1: no scaling.
+        value: The factor, a power of two >= 1.
         finite_updates: Updates in a row without overflow, since the scale last changed.
+        is_used: Whether the policy needs a scale; if not, it stays 1.
     """
 
     value: float = 1.0
     finite_updates: int = 0
+    is_used: bool = False
 
     @classmethod
     def for_dtype(cls, dtype: torch.dtype) -> LossScale:
         """The scale to begin with, for a policy with weights of this dtype."""
-        return cls(_FIRST if dtype == torch.float16 else 1.0)
+        return cls(_FIRST, is_used=True) if dtype == torch.float16 else cls()
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Divide the gradients by the scale."""
@@ -45,13 +47,14 @@ class LossScale:
 
     def lower(self) -> bool:
         """Lower the scale after an overflow; returns whether it was above 1."""
-        was_scaled = self.value > 1.0
+        if self.value == 1.0:
+            return False
         self.value, self.finite_updates = max(1.0, self.value * _LOWERED), 0
-        return was_scaled
+        return True
 
     def note_finite(self) -> None:
         """Record an update without overflow; after many, double the scale."""
-        if self.value == 1.0:
+        if not self.is_used:
             return
         self.finite_updates += 1
         if self.finite_updates == _UPDATES_UNTIL_RAISED:

@@ -128,8 +128,8 @@ def sequence_surrogate(
     a standard deviation of 0.002 to 0.03 between images (`ratio/sequence_std`), so bounds should be
     about 0.02 to 0.03; the 3e-4 that is usual for text clips nearly every image.
 
-    With one advantage per token, the ratio has the same value, and the gradient of its token's
-    log-prob alone. If all advantages of an image are equal, the gradient is the same as with one.
+    Every token has the same ratio, with the gradient of its own log-prob alone: over an image, the
+    gradient is that of the ratio, and a token can be weighted by itself.
 
     Source: GSPO (arXiv 2507.18071), equations 5 to 7; advantages of tokens: its section 4.3.
 
@@ -144,15 +144,10 @@ def sequence_surrogate(
     """
     log_ratio = log_probs - old_log_probs.detach()
     ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
-    if advantages.shape[1] > 1:
-        own = _weighted(log_probs - log_probs.detach(), token_weights)
-        ratio = ratio.detach() * torch.exp(own)
+    own = _weighted(log_probs - log_probs.detach(), token_weights)
+    ratio = ratio.detach() * torch.exp(own)
     clipped = _clip(ratio, advantages, clip_low, clip_high, ratio_cap)
-    return Surrogate(
-        loss=clipped.loss.expand_as(log_ratio),
-        ratio=log_ratio.detach().exp(),
-        is_clipped=clipped.is_clipped.expand_as(log_ratio),
-    )
+    return Surrogate(clipped.loss, log_ratio.detach().exp(), clipped.is_clipped)
 
 
 def cispo_surrogate(
@@ -234,9 +229,12 @@ def gmpo_surrogate(
     sign = advantages.sign()
     clipped = log_ratio.clamp(-log_clip, log_clip)
     bounded = sign * torch.minimum(sign * log_ratio, sign * clipped)
-    loss = -advantages * torch.exp(_weighted(bounded, token_weights).mean(dim=1, keepdim=True))
+    mean = torch.exp(_weighted(bounded, token_weights).mean(dim=1, keepdim=True))
+    # As in `sequence_surrogate`, each token has the gradient of its own log-prob alone.
+    own = _weighted(bounded - bounded.detach(), token_weights)
+    loss = -advantages * mean.detach() * torch.exp(own)
     is_clipped = sign * log_ratio > log_clip
-    return Surrogate(loss.expand_as(log_ratio), log_ratio.detach().exp(), is_clipped)
+    return Surrogate(loss, log_ratio.detach().exp(), is_clipped)
 
 
 @dataclass(frozen=True)

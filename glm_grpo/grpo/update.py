@@ -300,6 +300,7 @@ def _joined_gradient(
 ) -> _Gradient:
     """Accumulate, join and clip a gradient; again with a lower loss scale if it overflows."""
     strategy = trainee.strategy
+    begun_with = strategy.loss_scale.value
     while True:
         trainee.optimizer.zero_grad(set_to_none=True)
         term = accumulate()
@@ -310,6 +311,9 @@ def _joined_gradient(
             strategy.loss_scale.note_finite()
         elif math.isfinite(term.loss) and strategy.loss_scale.lower():
             continue
+        else:
+            # No scale helps, so the next update need not begin with the lowest.
+            strategy.loss_scale.value = begun_with
         return _Gradient(term, norm)
 
 
@@ -332,7 +336,7 @@ def _step_optimizer(
         "optim/grad_norm": grad_norm,
         "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
     }
-    if trainee.strategy.loss_scale.value != 1.0:
+    if trainee.strategy.loss_scale.is_used:
         metrics["optim/loss_scale"] = trainee.strategy.loss_scale.value
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     is_learning = is_finite and grad_norm != 0 and not is_noise

@@ -15,6 +15,7 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
 from glm_grpo.errors import CheckpointError
+from glm_grpo.models.four_bits import dequantize
 from glm_grpo.models.lora import adapt
 
 _ADAPTER_STD = 0.02
@@ -145,14 +146,12 @@ class AdaptedPolicy(Generic[Network]):
         language_model = copied.network.language_model
         language_model.layers = language_model.layers[:count]
         language_model.config.num_hidden_layers = count
+        dequantize(copied.network)
         generator = torch.Generator().manual_seed(0)
         for name, weight in copied.network.float().named_parameters():
             if "lora_B" in name:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.data.copy_(_ADAPTER_STD * noise)
-        in_4_bits: list[Any] = [m for m in copied.network.modules() if hasattr(m, "compute_dtype")]
-        for module in in_4_bits:
-            module.compute_dtype = torch.float32
         return copied
 
     @contextmanager

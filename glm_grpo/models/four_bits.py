@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,3 +53,22 @@ def move_to_cpu(model: nn.Module) -> None:
     tensors += [tensor for weight in model.parameters() for tensor in scales(weight)]
     for tensor in tensors:
         tensor.data = tensor.data.cpu()
+
+
+def dequantize(network: nn.Module) -> None:
+    """Replace layers in 4 bits by layers with the weights that they stand for, in float32."""
+    for module in list(network.modules()):
+        children: list[tuple[str, Any]] = list(module.named_children())
+        for name, layer in children:
+            state = getattr(getattr(layer, "weight", None), "quant_state", None)
+            if state is None:
+                continue
+            weight = importlib.import_module("bitsandbytes.functional").dequantize_4bit(
+                layer.weight.data, state
+            )
+            bias = layer.bias is not None
+            plain = nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
+            plain.weight = nn.Parameter(weight.float(), requires_grad=False)
+            if bias:
+                plain.bias = nn.Parameter(layer.bias.data.float(), requires_grad=False)
+            setattr(module, name, plain)

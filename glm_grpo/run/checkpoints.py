@@ -54,7 +54,8 @@ class StoredRunState(BaseModel):
     Attributes:
         optimizer: Optimizer state that is not a tensor.
         updates: Number of policy updates done so far.
-        loss_scale: Value of the loss scale, and its finite updates in a row.
+        loss_scale: Value of the loss scale, and its finite updates in a row; None in checkpoints of
+            versions without one.
     """
 
     optimizer: _OptimizerValues
@@ -64,7 +65,7 @@ class StoredRunState(BaseModel):
     skipped_in_a_row: int
     canaries_outside: dict[str, int] = {}
     start_step: int | None = None
-    loss_scale: tuple[float, int] = (1.0, 0)
+    loss_scale: tuple[float, int] | None = None
 
 
 class _Manifest(BaseModel):

@@ -60,7 +60,7 @@ class ReplayReport:
         )
 
 
-def check_code_path(models: Models, batch: PromptBatch) -> str:
+def check_code_path(models: Models, batch: PromptBatch, *, is_mixed: bool = False) -> str:
     """Sample and replay with the first layers in float32, unless the whole policy is checked so.
 
     The shortest and the longest prompt are read, so that one is padded if their lengths differ.
@@ -68,15 +68,16 @@ def check_code_path(models: Models, batch: PromptBatch) -> str:
 
     Args:
         batch: Training prompts.
+        is_mixed: Whether the engine computes in half precision with weights in float32.
 
     Returns:
-        What was found, in one line; empty for a policy in float32.
+        What was found, in one line; empty if everything is computed in float32.
 
     Raises:
         SelfCheckError: Both differ by more than rounding.
     """
     policy = models.policy
-    if policy.dtype == torch.float32:
+    if policy.dtype == torch.float32 and not is_mixed:
         return ""
     lengths = [len(prompt.prompt) for prompt in batch.prompts]
     rows = dict.fromkeys(row(range(len(lengths)), key=lengths.__getitem__) for row in (min, max))

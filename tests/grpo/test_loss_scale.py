@@ -13,6 +13,7 @@ from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import Trainee, UpdateReport, policy_gradient, update_policy
 from glm_grpo.types import PromptBatch, Rollout
+from tests.factories import changed
 from tests.grpo.table_policy import (
     ADVANTAGES,
     SETTINGS,
@@ -75,7 +76,7 @@ def test_a_gradient_too_small_for_float16_is_kept_by_the_scale() -> None:
     lost, report = updated(1e-8, LossScale())
     assert torch.equal(lost, make_logits())
     assert report.metrics["optim/grad_norm"] == 0.0
-    found, report = updated(1e-8, LossScale(2.0**16))
+    found, report = updated(1e-8, LossScale(2.0**16, is_used=True))
     # To the precision of the smallest float16 numbers.
     torch.testing.assert_close(found, expected(), atol=1e-3, rtol=0)
     assert report.metrics["optim/loss_scale"] == 2.0**16
@@ -84,7 +85,7 @@ def test_a_gradient_too_small_for_float16_is_kept_by_the_scale() -> None:
 
 
 def test_a_gradient_that_overflows_is_computed_again_with_a_lower_scale() -> None:
-    scale = LossScale(2.0**16)
+    scale = LossScale(2.0**16, is_used=True)
     # The largest entries are about 0.1: times 2^16 and 100 they exceed 65,504.
     found, report = updated(100.0, scale)
     assert not report.is_skipped
@@ -93,22 +94,45 @@ def test_a_gradient_that_overflows_is_computed_again_with_a_lower_scale() -> Non
 
 
 def test_a_gradient_that_overflows_at_any_scale_is_skipped() -> None:
-    scale = LossScale(2.0**16)
+    scale = LossScale(2.0**16, is_used=True)
     found, report = updated(math.inf, scale)
     assert report.is_skipped
-    assert scale.value == 1.0
+    # No scale would have helped, so the next update begins with the same one.
+    assert scale.value == 2.0**16
     assert torch.equal(found, make_logits())
 
 
-def test_many_updates_without_overflow_raise_the_scale() -> None:
-    scale = LossScale(4.0)
+@pytest.mark.parametrize("first", [1.0, 4.0])
+def test_many_updates_without_overflow_raise_the_scale(first: float) -> None:
+    scale = LossScale(first, is_used=True)
     for _ in range(199):
         scale.note_finite()
-    assert scale == LossScale(4.0, 199)
+    assert (scale.value, scale.finite_updates) == (first, 199)
     scale.note_finite()
-    assert scale == LossScale(8.0, 0)
+    assert (scale.value, scale.finite_updates) == (2 * first, 0)
     assert scale.lower()
-    assert scale == LossScale(2.0, 0)
+    assert scale.value == max(1.0, first / 2)
+
+
+def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> None:
+    policy = HalfPolicy(make_logits())
+    scale = LossScale(4.0, is_used=True)
+    trainee = Trainee(
+        policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate(), Strategy(scale)
+    )
+    # Finite in the first update; times 4 above 65,504 in the second.
+    factors = iter([1.0, 3e5])
+    settings = changed(SETTINGS, updates_per_rollout=2)
+
+    def count(done: int, total: int) -> None:
+        policy.factor = next(factors, policy.factor)
+
+    policy.factor = next(factors)
+    reports = update_policy(
+        trainee, make_experience(make_logits(), ADVANTAGES), settings, count=count
+    )
+    assert [report.metrics["optim/loss_scale"] for report in reports] == [4.0, 1.0]
+    assert reports[0].metrics.keys() == reports[1].metrics.keys()
 
 
 def test_other_dtypes_are_not_scaled() -> None:
@@ -124,6 +148,6 @@ def test_the_gradient_of_a_probe_is_unscaled() -> None:
     experience = make_experience(make_logits(), ADVANTAGES)
     plain, scaled = (
         policy_gradient(TablePolicy(make_logits()), experience, SETTINGS, loss_scale=scale)[0]
-        for scale in (None, LossScale(1024.0))
+        for scale in (None, LossScale(1024.0, is_used=True))
     )
     torch.testing.assert_close(scaled, plain)

@@ -265,8 +265,8 @@ def test_top_entropy_tokens_alone_are_learned(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_importance_weights_weigh_every_kind(kind: str) -> None:
     log_probs = (-made(0).abs()).requires_grad_()
-    # One weight a row, which a ratio of the row can be weighted by as well.
-    weights = torch.tensor([0.5, 2.0, 1.0, 0.0])[:, None].expand(4, 6)
+    # Of single tokens, also where a ratio of the row is clipped; some are masked.
+    weights = torch.tensor([0.5, 2.0, 1.0, 0.0])[:, None] * torch.tensor([1, 0, 1, 2, 1, 1])
     gradient = gradient_of(
         grpo_loss(inputs(log_probs, importance_weights=weights), KINDS[kind]).total, log_probs
     )

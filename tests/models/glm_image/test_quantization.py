@@ -23,6 +23,7 @@ from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positio
 from glm_grpo.models.memory import language_tensors, trained_bytes
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.models.planning import ModelSettings
+from glm_grpo.training.replay_check import compare_replay
 
 FLOAT8 = Quantization(decoder="float8")
 NF4 = Quantization(language="nf4")
@@ -305,3 +306,23 @@ def test_recorded_step_equals_the_stock_one_in_4_bits(
         token_ids = torch.randint(512, (len(batch.prompts) * group,), generator=generator).cuda()
         found, expected = recorded(token_ids), stock(token_ids)
         assert (found - expected).abs().max() <= 5e-2 * expected.abs().max()
+
+
+@pytest.mark.long
+def test_first_layers_of_4_bit_weights_compute_in_float32(
+    folder, bitsandbytes, build_policy, batch, small_preview
+):
+    pipeline = load_pipeline(folder, dtype=torch.bfloat16, quantization=NF4)
+    policy = build_policy(pipeline, adapter_rank=4, needs_reference=False)
+
+    first = policy.first_layers(2)
+
+    assert not any(
+        isinstance(module, bitsandbytes.nn.Linear4bit) for module in first.network.modules()
+    )
+    report = compare_replay(first, batch, first.sample(batch), torch.arange(6))
+    assert report.mean_gap < 1e-5
+    # Those of the policy stay as they are.
+    layers = policy.network.language_model.layers
+    assert len(layers) == 4
+    assert isinstance(layers[0].mlp.down_proj.base_layer, bitsandbytes.nn.Linear4bit)
