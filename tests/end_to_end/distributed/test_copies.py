@@ -104,7 +104,7 @@ def test_a_launch_by_torchrun_trains(launcher):
         if not name.startswith(("ACCELERATE_", "FSDP_", "PYTEST_"))
     }
     subprocess.run(
-        [sys.executable, *launch, *launcher.arguments("torchrun")],
+        [sys.executable, *launch, *launcher.arguments("torchrun", ())],
         cwd=launcher.folder,
         env={**inherited, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
         check=True,
