@@ -352,12 +352,11 @@ def measure_mismatch(
     """Weights with which tokens count as if drawn from the policy that the updates begin with.
 
     Sampler and trainer compute the same distribution in different ways, so that their log-probs
-    differ by rounding (1e-6 nats in fp32, up to 1e-1 in bf16), and the sampler's weights may be
-    older.
-    With r = exp(old_log_prob - sampling_log_prob), a weight is min(r, largest) for `truncate`; for
-    `mask`, r if it is between smallest and largest, inclusive, and 0 otherwise. Both bound the
-    variance of r, at the price of a bias: the first still learns from a token about which the
-    sampler says little, the second does not.
+    differ by rounding (on average 1e-6 nats in fp32, up to 1e-1 in bf16), and the sampler's weights
+    may be older. With r = exp(old_log_prob - sampling_log_prob), a weight is min(r, largest) for
+    `truncate`; for `mask`, r if it is between smallest and largest, inclusive, and 0 otherwise.
+    Both bound the variance of r, at the price of a bias: the first still learns from a token about
+    which the sampler says little, the second does not.
 
     Metrics are those of r, before any limit: its mean and effective sample size, the k3 estimate of
     KL(sampler || trainer), and the fractions of tokens outside 0.8 to 1.2 and outside the limits.

@@ -17,8 +17,7 @@ from glm_grpo.models.compiling import COMPILING, reason_of
 from glm_grpo.models.glm_image.network import GlmImageNetwork, TokenSequences
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest mean difference of log-probs, nats per token, by the dtype of the head: the tolerances of
-the check of replay against sampling."""
+"""Largest mean difference of log-probs, nats per token, by the dtype of the head."""
 
 _MOST_GRAPHS = 32
 """Compiled forms of a layer, beyond which torch runs it eagerly. With and without gradient,
