@@ -6,10 +6,10 @@ import torch
 from diffusers import GlmImagePipeline
 
 from benchmarks.timing import ROOT
-from glm_grpo.builders.models import model_path
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import Config, compose_config
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import load_pipeline
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch
 
@@ -39,11 +39,11 @@ def tiny_config(
 
 def first_batch(config: Config) -> PromptBatch:
     """Prompts of the first step."""
-    return build_batch(config, build_prompts(config).training, 1)
+    return build_batch(config, prepare(config).prompts.training, 1)
 
 
 def stock_pipeline() -> GlmImagePipeline:
     """Load the published pipeline with the embedded model anew, without its progress bar."""
-    pipeline = load_pipeline(model_path("tiny"), dtype=torch.float32)
+    pipeline = load_pipeline(find_model("tiny").path, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from jaxtyping import Float32, UInt8
 from torch import Tensor
 
-from benchmarks.embedded import CPU, tiny_config
+from benchmarks.embedded import tiny_config
 from benchmarks.step import OurStep
 from benchmarks.timing import Labels, Result, Target, compare, in_turns, option_parser, publish
-from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.phase import PhaseClock
 from rewards.types import Prompt
@@ -110,8 +109,8 @@ class _Step:
             prompts=num_prompts,
             group_size=group_size,
         )
-        self._ours = OurStep(self._config, build_models(self._config, CPU, needs_reference=True))
-        self._prompts = build_prompts(self._config).training
+        self._ours = OurStep(self._config, prepare(self._config).load(needs_reference=True))
+        self._prompts = prepare(self._config).prompts.training
         self._kept = kept
 
     def __call__(self) -> None:

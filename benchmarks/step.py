@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.embedded import CPU, stock_pipeline, tiny_config
+from benchmarks.embedded import stock_pipeline, tiny_config
 from benchmarks.plain_grpo import PlainGrpo, Sample
 from benchmarks.timing import (
     Labels,
@@ -25,10 +25,9 @@ from benchmarks.timing import (
     publish,
     rates,
 )
-from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import Config
 from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
@@ -103,7 +102,7 @@ def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
     config = tiny_config("advantage.credit=image", prompts=num_prompts, group_size=group_size)
     details = compare_learning(config)
     plain = PlainGrpo(config, stock_pipeline())
-    ours = OurStep(config, build_models(config, CPU, needs_reference=True))
+    ours = OurStep(config, prepare(config).load(needs_reference=True))
     seconds = in_turns(
         {
             "ours": _with_next_batch(config, lambda batch: ours.step(batch, PhaseClock())),
@@ -133,8 +132,8 @@ def compare_learning(config: Config) -> dict[str, float]:
     Raises:
         RuntimeError: A difference exceeds rounding.
     """
-    batch = build_batch(config, build_prompts(config).training, 1)
-    ours = OurStep(config, build_models(config, CPU, needs_reference=True))
+    batch = build_batch(config, prepare(config).prompts.training, 1)
+    ours = OurStep(config, prepare(config).load(needs_reference=True))
     experience = ours.collect(batch, PhaseClock())
     plain = PlainGrpo(config, stock_pipeline())
     samples = [
@@ -160,7 +159,7 @@ def compare_learning(config: Config) -> dict[str, float]:
 
 def _with_next_batch(config: Config, work: Callable[[PromptBatch], None]) -> Callable[[], None]:
     """Use the prompts of the next step at each call, so that nothing is cached."""
-    prompts = build_prompts(config).training
+    prompts = prepare(config).prompts.training
     steps = iter(range(1, config.train.steps + 1))
     return lambda: work(build_batch(config, prompts, next(steps)))
 

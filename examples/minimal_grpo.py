@@ -30,10 +30,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.base import Policy
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import RewardTable
@@ -119,9 +118,9 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
         steps: Rollouts, each with one update.
         learning_rate: Constant learning rate of AdamW.
     """
-    models = build_models(config, torch.device("cpu"), needs_reference=True)
+    models = prepare(config).load(needs_reference=True)
     policy, decoder, scorer = models.policy, models.decoder, models.scorer
-    prompts = build_prompts(config).training
+    prompts = prepare(config).prompts.training
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate, weight_decay=0)
     results = []
     for step in range(1, steps + 1):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas
 from PIL import Image
 
-from glm_grpo.commands.evaluate import evaluate_run
+from glm_grpo.commands.eval import evaluate_run
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.errors import ConfigError, StorageError

@@ -15,7 +15,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -316,22 +316,19 @@ def _plan(options: argparse.Namespace) -> None:
         )
     else:
         config = read_config(measured)
+    from glm_grpo.commands.plan import plan_config
     from glm_grpo.models.planning import Parallelism
-    from glm_grpo.plan.command import plan_config
 
     is_sharded = options.sharding == "fsdp2"
-    for part in plan_config(
+    parts = plan_config(
         config,
         memory=options.memory,
         prompt_tokens=options.prompt_tokens,
         device=_planned_device(config, options),
         processes=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
         measured=measured,
-    ):
-        if isinstance(part, str):
-            _print(part)
-        else:
-            _print_tables([part])
+    )
+    _print_all(parts)
 
 
 def _planned_device(config: Config, options: argparse.Namespace) -> DeviceSpeed | None:
@@ -391,8 +388,7 @@ def _probe(options: argparse.Namespace) -> None:
         given = [word for word in options.credit if "=" not in word]
         laters = types.parse_fractions(given, option="--credit")
     config = _compose_with_prompts(options)
-    from glm_grpo.check import check_parts
-    from glm_grpo.studio.probe.command import probe_config
+    from glm_grpo.commands.probe import probe_config
     from glm_grpo.training.interrupt import stop_signals
 
     # All of them end it with the prompts done.
@@ -400,13 +396,12 @@ def _probe(options: argparse.Namespace) -> None:
         signal.signal(number, signal.default_int_handler)
     probe = probe_config(
         config,
-        check_parts(config).training,
         num_prompts=options.prompts,
         noises=options.noises,
         laters=laters,
         directory=options.output,
     )
-    _print_tables(probe.tables)
+    _print_all(probe.tables)
     _print(str(probe.page))
 
 
@@ -438,13 +433,13 @@ def _config_words(options: argparse.Namespace) -> list[str]:
     ],
 )
 def _eval(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.evaluate import evaluate_run, summary_table
+    from glm_grpo.commands.eval import evaluate_run, summary_table
     from glm_grpo.run.summaries import summarise
     from glm_grpo.run.tables import evaluation_steps
 
     folder = evaluate_run(options.run, options.overrides, options.output)
     title = f"held-out prompts, untrained and at step {evaluation_steps(folder)[-1]}"
-    _print_tables([summary_table(summarise(folder), title=title)])
+    _print_all([summary_table(summarise(folder), title=title)])
     _print(f"gallery: {folder.gallery_path}")
     _print(f"to look at it:  glm-grpo gallery {shlex.quote(str(folder.path))} --serve")
 
@@ -491,7 +486,7 @@ def _gallery(options: argparse.Namespace) -> None:
     ],
 )
 def _rescore(options: argparse.Namespace) -> None:
-    from glm_grpo.studio.rescore.command import rescore_run
+    from glm_grpo.commands.rescore import rescore_run
 
     _print(str(rescore_run(options.run, options.overrides)))
 
@@ -518,22 +513,9 @@ def _rescore(options: argparse.Namespace) -> None:
     ],
 )
 def _compare(options: argparse.Namespace) -> None:
-    # A path takes precedence: a run's folder may be named after its override.
-    short = [str(run) for run in options.runs if types.is_weight(str(run)) and not run.exists()]
-    runs = [run for run in options.runs if str(run) not in short]
-    # The option takes all words that follow it, runs too.
-    given = options.weights or ()
-    runs += [types.path(word) for word in given if "=" not in word]
-    words = [*(word for word in given if "=" in word), *short]
-    weights = types.parse_weights(words, option="--weights") if words else None
-    from glm_grpo.studio.compare.comparison import compare
-    from glm_grpo.studio.compare.tables import comparison_json, comparison_tables
+    from glm_grpo.commands.compare import compare_runs
 
-    comparison = compare(runs, weights)
-    if options.json:
-        _print(comparison_json(comparison))
-    else:
-        _print_tables(comparison_tables(comparison))
+    _print_all(compare_runs(options.runs, options.weights or (), as_json=options.json))
 
 
 @_command(
@@ -579,10 +561,14 @@ def _announce(url: str) -> None:
     sys.stdout.flush()
 
 
-def _print_tables(tables: Sequence[RenderableType]) -> None:
+def _print_all(parts: Iterable[RenderableType]) -> None:
+    """Print tables, and strings as they are."""
     console = Console()
-    for table in tables:
-        console.print(table)
+    for part in parts:
+        if isinstance(part, str):
+            _print(part)
+        else:
+            console.print(part)
 
 
 def _print(line: str) -> None:

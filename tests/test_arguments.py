@@ -12,11 +12,11 @@ import pytest
 from glm_grpo import cli
 from glm_grpo.commands.arguments import memory_size, parse_weights
 from glm_grpo.commands.hydra_application import _run_hydra
+from glm_grpo.commands.probe import WrittenProbe
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.devices import DEVICES
-from glm_grpo.studio.probe.command import WrittenProbe
 
 COMMANDS = (
     *("init", "train", "check", "plan", "probe", "eval", "gallery", "rescore", "compare"),
@@ -128,14 +128,14 @@ SERVED = {"announce": cli._announce}
     [
         (
             "plan --config-name glm_image_80gb",
-            "plan.command.plan_config",
+            "commands.plan.plan_config",
             {**PLAN, "processes": ALONE},
         ),
         # The embedded model, where there is no accelerator.
-        ("plan", "plan.command.plan_config", {**PLAN, "device": None, "processes": ALONE}),
+        ("plan", "commands.plan.plan_config", {**PLAN, "device": None, "processes": ALONE}),
         (
             "plan --memory 24GB --prompt-tokens 64 --cpu",
-            "plan.command.plan_config",
+            "commands.plan.plan_config",
             {
                 **PLAN,
                 "memory": 24 * 10**9,
@@ -146,7 +146,7 @@ SERVED = {"announce": cli._announce}
         ),
         (
             "plan --processes 4 --sharding fsdp2 --device a100",
-            "plan.command.plan_config",
+            "commands.plan.plan_config",
             {**PLAN, "device": DEVICES["a100"], "processes": SHARDED},
         ),
         (
@@ -198,11 +198,11 @@ def test_probe_takes_keys_behind_the_values_of_credit(
 ) -> None:
     given: dict[str, object] = {}
 
-    def probe(config: Config, _: object, **options: object) -> WrittenProbe:
+    def probe(config: Config, **options: object) -> WrittenProbe:
         given.update(options, steps=config.train.steps)
         return WrittenProbe([], tmp_path / "index.html")
 
-    monkeypatch.setattr("glm_grpo.studio.probe.command.probe_config", probe)
+    monkeypatch.setattr("glm_grpo.commands.probe.probe_config", probe)
     sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
     cli.main(["probe", "--config-name", "tiny", *sizes, "--credit", "0", "train.steps=3"])
     assert given == {
@@ -244,7 +244,7 @@ def test_keys_may_stand_before_and_behind_options(
         return ""
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("glm_grpo.plan.command.plan_config", take)
+    monkeypatch.setattr("glm_grpo.commands.plan.plan_config", take)
     cli.main(["plan", "train.steps=7", "--cpu", "train.seed=2", "--memory", "1GB"])
     (config,) = given
     assert (config.train.steps, config.train.seed) == (7, 2)

@@ -20,15 +20,6 @@ import pytest
 import torch
 import transformers
 
-from glm_grpo.builders.models import build_planner, hint_at_size, model_path
-from glm_grpo.builders.prompts import build_prompts
-from glm_grpo.check import (
-    check_used,
-    hint_at_credit,
-    hint_at_length,
-    hint_at_prompts,
-    list_texts,
-)
 from glm_grpo.commands.check import (
     check_config,
     describe_average,
@@ -39,14 +30,18 @@ from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import ConfigError, MemoryLimitError, ModelError
+from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
-from glm_grpo.models.planning import Planner
-from glm_grpo.plan import fit
+from glm_grpo.models.planning import UNDIVIDED, Planner
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
+from glm_grpo.prepared import memory as run_memory
+from glm_grpo.prepared.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
+from glm_grpo.prepared.rewards import check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.parts import Piece
 from rewards.types import RewardTable
+from tests.opened import prompts_of
 
 LEAST = (
     "rollout.prompts_per_step=1",
@@ -67,7 +62,7 @@ def config(tmp_path: Path, configs_dir: Path) -> Config:
 @pytest.fixture(scope="module")
 def planner() -> Planner:
     """The embedded model's, which keeps what it has planned."""
-    return build_planner("tiny")
+    return find_model("tiny").planner()
 
 
 @pytest.fixture
@@ -75,9 +70,9 @@ def give_memory(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> Callable[[
     """Makes the machine one of so many bytes, for which no advice is known."""
 
     def give(size: int | None) -> None:
-        monkeypatch.setattr(fit, "available_memory", lambda _: size)
+        monkeypatch.setattr(run_memory, "available_memory", lambda _: size)
 
-    monkeypatch.setattr("glm_grpo.check.find_planner", lambda _: planner)
+    monkeypatch.setattr(FoundModel, "known_planner", lambda _: planner)
     # Found in tests/plan/test_fit.py; takes ten plans.
     advice = MemoryAdvice(("offload=modules",), 0)
     monkeypatch.setattr(ConfigPlanner, "advise", lambda *_: advice)
@@ -93,7 +88,7 @@ def _planned_peak(config: Config, planner: Planner) -> int:
 
 
 def _prompt_sources(config: Config) -> list[PromptSource]:
-    prompts = build_prompts(config)
+    prompts = prompts_of(config)
     return [prompts.training, prompts.held_out]
 
 
@@ -177,7 +172,7 @@ def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
     sources, device = _prompt_sources(config), torch.device("cpu")
     for memory, is_warned in ((peak, False), (math.ceil(0.95 * peak), True)):
         give_memory(memory)
-        found = fit.check_fit(config, planner, sources, device)
+        found = run_memory.check_fit(config, planner, sources, device, UNDIVIDED)
         assert "in CPU memory" in found
         assert any("so the run continues" in said for said in caplog.messages) == is_warned
 
@@ -186,10 +181,10 @@ def test_longest_prompt_is_counted_by_the_models_own_processor(config: Config) -
     # As the policy encodes it: with the chat template and the sizes of both grids.
     short, long = ("A", "A circle"), ("A", "A circle of sorrow, much longer than the other one")
     counts = [
-        longest_prompt_tokens(model_path("tiny"), captions, height=128, width=128)
+        longest_prompt_tokens(find_model("tiny").path, captions, height=128, width=128)
         for captions in (short, long)
     ]
-    pipeline = load_pipeline(model_path("tiny"), dtype=torch.float32)
+    pipeline = load_pipeline(find_model("tiny").path, dtype=torch.float32)
     encoded = encode_prompts(
         pipeline.vision_language_encoder, pipeline.processor, long, height=128, width=128
     )
@@ -206,7 +201,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     def refuse(*_: object, **__: object) -> None:
         raise ModelError("not loaded")
 
-    monkeypatch.setattr("glm_grpo.check.load_models", refuse)
+    monkeypatch.setattr("glm_grpo.prepared.prepared_run.load_models", refuse)
     give_memory(None)
     caplog.set_level(logging.INFO, logger="glm_grpo")
     resumed = config.model_copy(
@@ -221,14 +216,14 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
         "is done)"
     )
     going_on = f"continuing {tmp_path / 'run'} from its start"
-    assert caplog.messages == [unplanned, folder, unplanned, going_on, folder]
+    assert caplog.messages == [unplanned, folder, going_on, unplanned, folder]
 
 
 def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
     tmp_path: Path, configs_dir: Path
 ) -> None:
     model = tmp_path / "model"
-    shutil.copytree(model_path("tiny"), model)
+    shutil.copytree(find_model("tiny").path, model)
     (model / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
     overrides = [f"run_dir={tmp_path / 'run'}", f"model.path={model}"]
     with pytest.raises(ModelError, match="vae/diffusion_pytorch_model.safetensors: cannot be used"):
@@ -378,7 +373,7 @@ def test_terms_that_apply_to_no_training_prompt_are_refused(
     path.write_text("\n".join(map(json.dumps, rows)))
     data = (f"data.path={path}", "data.eval_path=tiny:heldout")
     config = compose_config(configs_dir, "tiny", [*LEAST, *data, *overrides])
-    prompts = build_prompts(config)
+    prompts = prompts_of(config)
     if said is None:
         check_used(config, prompts)
     else:
@@ -403,7 +398,9 @@ def test_sizes_that_a_model_was_not_trained_for_are_named(
 ) -> None:
     size = (f"rollout.height={height}", f"rollout.width={width}")
     data = ("data.path=a.txt", "data.eval_path=b.txt")
-    lines = hint_at_size(compose_config(configs_dir, name, [*size, *data]))
+    config = compose_config(configs_dir, name, [*size, *data])
+    model = find_model(config.model.path)
+    lines = model.family.hint_at_size(model.path, config)
     assert len(lines) == (expected is not None)
     assert re.search(expected or "", "".join(lines))
 
@@ -427,7 +424,7 @@ def test_prompts_that_are_far_longer_are_named(
     path.write_text("".join(f"{'x' * length}\n" for length in lengths))
     data = (f"data.path={path}", "data.eval_path=tiny:heldout")
     lines = hint_at_length(
-        build_prompts(compose_config(configs_dir, "tiny", [*LEAST, *data])), planner
+        prompts_of(compose_config(configs_dir, "tiny", [*LEAST, *data])), planner
     )
     assert len(lines) == bool(named)
     for line in lines:
@@ -453,9 +450,10 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     unused = [f"~reward.terms.{name}" for name in ("lpips", "ssim", "ocr", "aesthetic")]
     unused.remove(f"~reward.terms.{reward}")
     config = compose_config(configs_dir, "tiny", [*LEAST, *data, *unused])
-    prompts = build_prompts(config)
+    prompts = prompts_of(config)
     # Whatever is rewarded, the decoder reads the prompt.
-    said, _ = [line for line in hint_at_prompts(config, prompts) if "other texts" in line]
+    rule = find_model(config.model.path).family.TEXT_RULE
+    said, _ = [line for line in hint_at_prompts(config, prompts, rule) if "other texts" in line]
     assert said.startswith(
         "in 3 of 6 training prompts the model reads other texts than the quoted "
         "ones: "

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from glm_grpo.commands.evaluate import summary_table
+from glm_grpo.commands.eval import summary_table
 from glm_grpo.run.tables import SummaryRow
 
 

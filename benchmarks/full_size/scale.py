@@ -14,8 +14,8 @@ import torch
 from diffusers import GlmImagePipeline
 
 from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
-from glm_grpo.builders.models import model_path
 from glm_grpo.config import TINY, Config, compose_config
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.planner import (
     PUBLISHED_ID,
     GlmImagePlanner,
@@ -75,7 +75,7 @@ class Scale:
     @property
     def configs(self) -> PartConfigs:
         """Sizes of the parts."""
-        return read_part_configs(model_path(self.path))
+        return read_part_configs(find_model(self.path).path)
 
     @cached_property
     def planner(self) -> GlmImagePlanner:

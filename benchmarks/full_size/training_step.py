@@ -23,22 +23,24 @@ from torch import Tensor
 
 from benchmarks.full_size.learning import make_optimizer
 from benchmarks.full_size.scale import Bench, Rows, caption, make_batch
-from glm_grpo.builders.launch import Launch
-from glm_grpo.builders.models import place_models
-from glm_grpo.builders.prompts import Prompts
-from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.grpo.update import Trainee, update_policy
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.planning import MemoryPlan
-from glm_grpo.plan.floors import step_floors, step_work
+from glm_grpo.plan.floors import step_floors
+from glm_grpo.prepared.loading import place_models
+from glm_grpo.prepared.prepared_run import PreparedRun
+from glm_grpo.prepared.prompts import Prompts
+from glm_grpo.prepared.trainer import build_trainer
+from glm_grpo.run.lock import RunLock
+from glm_grpo.run.resume import make_run_folder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.training.resume import open_run
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
@@ -96,19 +98,10 @@ def _run(bench: Bench) -> dict[str, Any]:
             f"run_dir={place / 'run'}",
         )
         models = _place(bench, config)
-        processes = Processes()
         trainer = build_trainer(
-            config,
+            _prepared(bench, config, _prompts(bench, place)),
             models,
-            _prompts(bench, place),
-            open_run(config, processes),
-            Launch(
-                Accelerator(cpu=not bench.is_on_accelerator),
-                processes,
-                work=step_work(
-                    config, bench.scale.planner, prompt_tokens=_PROMPT_TOKENS, device=bench.speed
-                ),
-            ),
+            make_run_folder(config, RunLock()),
             Console(quiet=True),
             show=refresh_gallery,
         )
@@ -249,10 +242,32 @@ class _Stepper:
             update_policy(trainee, experience, self._update)
 
 
+def _prepared(bench: Bench, config: Config, prompts: Prompts) -> PreparedRun:
+    """The run of a model that has no files."""
+    return PreparedRun(
+        given=config,
+        config=config,
+        note="",
+        accelerator=Accelerator(cpu=not bench.is_on_accelerator),
+        processes=Processes(),
+        model=find_model(config.model.path),
+        planner=bench.scale.planner,
+        prompts=prompts,
+        start=None,
+        checkpoint=None,
+        memory="",
+        hints=[],
+        texts=[],
+    )
+
+
 def _place(bench: Bench, config: Config) -> Models:
     pipeline = bench.pipeline(reads_sources=config.data.sources > 0)
     with _random_clip(bench.device):
-        return place_models(config, pipeline, bench.device, needs_reference=config.needs_reference)
+        family = find_model(config.model.path).family
+        return place_models(
+            config, family, pipeline, bench.device, needs_reference=config.needs_reference
+        )
 
 
 def _reward(bench: Bench) -> Sequence[str]:

@@ -1,1 +1,1 @@
-"""Commands, from a validated config to an exit code; `builders` constructs what they use."""
+"""Commands, from a validated config to an exit code."""

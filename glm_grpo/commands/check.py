@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glm_grpo.builders.prompts import Prompts
-from glm_grpo.check import check_before_loading, load_checked
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import evaluation_batches
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.plan.fit import refuse_for_processes
+from glm_grpo.plan.processes import refuse_for_processes
+from glm_grpo.prepared.prepared_run import PreparedRun, prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
-from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.moving_average import share_of_change
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
@@ -31,23 +29,22 @@ def check_config(config: Config) -> Iterator[str]:
         GlmGrpoError, RewardError: Raised by the first check that fails.
     """
     quiet_libraries()
-    device = make_accelerator().device
     yield "config: every key is known and in range"
     yield f"processes: {_described_processes(config)}"
-    checked = check_before_loading(config, device)
-    config, prompts = checked.config, checked.prompts
+    prepared = prepare(config)
+    config, prompts = prepared.config, prepared.prompts
     found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
-    yield "\n    ".join([found, *checked.texts, *checked.hints])
-    if checked.note:
-        yield f"settings: {checked.note}"
+    yield "\n    ".join([found, *prepared.texts, *prepared.hints])
+    if prepared.note:
+        yield f"settings: {prepared.note}"
     if config.eval.ema_decay is not None:
         yield f"average: {describe_average(config.eval.ema_decay, config.train.steps)}"
-    yield f"memory: {checked.memory}"
-    models, rare = load_checked(config, prompts, device)
+    yield f"memory: {prepared.memory}"
+    models = prepared.load()
     yield f"model: loaded {config.model.path} in {config.model.dtype}"
     weights = ", ".join(f"{name} {weight:g}" for name, weight in config.reward.weights().items())
     found = f"reward: {weights}; every prompt has a term that applies"
-    yield "\n    ".join([found, *rare])
+    yield "\n    ".join([found, *prepared.check_scored(models)])
     batch = build_batch(config, prompts.training, 1)
     if found := check_code_path(models, batch):
         yield f"code path: {found}"
@@ -56,7 +53,7 @@ def check_config(config: Config) -> Iterator[str]:
     if config.advantage.credit == "place":
         found = f"credit: {describe_credit(experience.rewards, config.reward.combine)}"
         yield "\n    ".join([found, *hint_at_boxes(experience.rewards)])
-    yield f"one held-out prompt: {_describe_means(_evaluate_one(models, config, prompts).rewards)}"
+    yield f"one held-out prompt: {_describe_means(_evaluate_one(models, prepared).rewards)}"
     rows = config.train.micro_batch_size
     with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
         report = check_replay(models.policy, experience.prompts, experience.rollout, rows=rows)
@@ -103,10 +100,11 @@ def hint_at_boxes(table: RewardTable) -> list[str]:
     ]
 
 
-def _evaluate_one(models: Models, config: Config, prompts: Prompts) -> Evaluation:
+def _evaluate_one(models: Models, prepared: PreparedRun) -> Evaluation:
     """Evaluate the first held-out prompt; evaluations score differently from training."""
+    config = prepared.config
     batches = evaluation_batches(
-        prompts.held_out,
+        prepared.prompts.held_out,
         range(1),
         prompts_per_batch=1,
         samples_per_prompt=config.eval.samples_per_prompt,

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel
 
-from glm_grpo.builders.family import family_of
 from glm_grpo.commands.starter_prompts import (
     held_out_objects,
     held_out_texts,
@@ -20,6 +19,7 @@ from glm_grpo.commands.starter_prompts import (
 )
 from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.config.composition import OWN_CONFIG, PACKAGED_CONFIGS
+from glm_grpo.models.find import find_model
 from glm_grpo.output import printable
 from glm_grpo.run.folder import refuse_taken, write_atomically
 from glm_grpo.tiny.prompts import known_form, tiny_prompts
@@ -133,7 +133,7 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]
     config = compose_config(None, name, paths)
     is_natural = config.model.path != TINY and not config.data.sources
-    is_about_text = is_natural and family_of(config.model.path).TEXT_RULE is not None
+    is_about_text = is_natural and find_model(config.model.path).family.TEXT_RULE is not None
     if is_about_text:
         config = compose_config(None, name, [*paths, "reward=text"])
     refuse_taken(folder)

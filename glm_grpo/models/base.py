@@ -1,7 +1,7 @@
 """Protocols of the models: an AR policy, and the decoder of its tokens.
 
 `glm_grpo.models.glm_image` and `glm_grpo.models.janus_pro` implement them. `glm_grpo.models.family`
-is what a further family must provide, and `glm_grpo.builders.family` chooses between families.
+is what a further family must provide, and `glm_grpo.models.find` chooses between families.
 """
 
 from __future__ import annotations

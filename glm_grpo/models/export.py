@@ -79,7 +79,7 @@ class StockSettings:
     @property
     def base_code(self) -> str:
         """Python expression for the base."""
-        return 'model_path("tiny")' if self.is_embedded else repr(self.base_place)
+        return 'find_model("tiny").path' if self.is_embedded else repr(self.base_place)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _page(card: Card, settings: StockSettings) -> str:
         notes.insert(
             0,
             "The base model is a folder of the installed package glm-grpo; `python -c 'from "
-            'glm_grpo.builders.models import model_path; print(model_path("tiny"))\'` prints it.',
+            'glm_grpo.models.find import find_model; print(find_model("tiny").path)\'` prints it.',
         )
     elif not settings.is_on_hub:
         notes.insert(0, f"`{settings.base_place}` stands for the folder of the base model.")

@@ -1,4 +1,4 @@
-"""Protocol of a family of models: all that `glm_grpo.builders` need to know of one."""
+"""Protocol of a family of models: all that the rest of the package knows of one."""
 
 from __future__ import annotations
 

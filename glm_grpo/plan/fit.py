@@ -1,24 +1,19 @@
-"""Check whether a config fits memory and processes, and find keys that make it fit."""
+"""Plan the memory of a config, and find keys that make it fit."""
 
 from __future__ import annotations
 
-import logging
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
-from glm_grpo.builders.family import family_of
-from glm_grpo.builders.models import refuse_without_accelerator
 from glm_grpo.config import Config, effective_config
-from glm_grpo.data.prompts import PromptSource, evaluated_at_once
-from glm_grpo.errors import ConfigError, MemoryLimitError
+from glm_grpo.data.prompts import evaluated_at_once
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import DTYPES, Quantization
+from glm_grpo.models.find import find_model
 from glm_grpo.models.memory import plan_memory
 from glm_grpo.models.planning import (
     UNDIVIDED,
@@ -29,19 +24,11 @@ from glm_grpo.models.planning import (
     Planner,
 )
 from glm_grpo.output import describe_bytes
+from glm_grpo.plan.processes import refuse_for_processes, refuse_without_accelerator
 from glm_grpo.plan.scorers import scorer_sizes
-
-logger = logging.getLogger(__name__)
 
 UNCERTAINTY = 0.1
 """Largest relative deviation of measured peaks from a plan."""
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Files with the container's memory limit, in versions 2 and 1 of control groups."""
 
 _Remedy = Mapping[str, Any]
 """Keys and values that are set together."""
@@ -193,14 +180,8 @@ class ConfigPlanner:
         """Plan memory by phase.
 
         Raises:
-            ConfigError: 4-bit weights are requested without an accelerator, or this many processes
-                cannot run the config.
             RewardError: A term names a network that does not exist.
         """
-        refuse_without_accelerator(
-            config.model.quantization, is_on_accelerator=self._is_on_accelerator
-        )
-        refuse_for_processes(config, self._processes)
         config = self._effective(config)
         sizes, evaluation = (
             of(config, prompt_tokens=self._prompt_tokens, processes=self._processes.count)
@@ -215,6 +196,18 @@ class ConfigPlanner:
             evaluation=evaluation,
             processes=self._processes,
         )
+
+    def refuse_misfit(self, config: Config) -> None:
+        """Refuse what the processes, or their devices, cannot run.
+
+        Raises:
+            ConfigError: 4-bit weights are requested without an accelerator, or this many processes
+                cannot run the config.
+        """
+        refuse_without_accelerator(
+            config.model.quantization, is_on_accelerator=self._is_on_accelerator
+        )
+        refuse_for_processes(config, self._processes)
 
     def advise(self, config: Config, memory: int) -> MemoryAdvice:
         """Find keys that make a config fit: add helpful remedies in order until it fits.
@@ -249,7 +242,8 @@ class ConfigPlanner:
         """Plan with remedies applied; None if they are not allowed here or conflict."""
         try:
             changed = _changed(config, remedies)
-            family_of(config.model.path).check_keys(changed)
+            find_model(config.model.path).family.check_keys(changed)
+            self.refuse_misfit(changed)
             return self.plan(changed)
         except (ValidationError, ConfigError):
             return None
@@ -277,169 +271,3 @@ def _written(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return f"'{key}={{{', '.join(f'{name}: {each}' for name, each in value.items())}}}'"
     return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def refuse_for_processes(config: Config, processes: Parallelism) -> None:
-    """Refuse what this many processes, or shards, cannot run.
-
-    Raises:
-        ConfigError: The message names the key and what to change.
-    """
-    if config.rollout.prompts_per_step < processes.count:
-        raise ConfigError(
-            f"rollout.prompts_per_step is {config.rollout.prompts_per_step}: each of the "
-            f"{processes.count} processes samples its own prompts of a step, and needs at least "
-            f"one; raise it to {processes.count} or more, or start fewer processes"
-        )
-    dtype = config.model.dtype
-    is_kept_in_fp32 = processes.is_sharded and processes.is_mixed
-    if dtype == "float16" and is_kept_in_fp32:
-        raise ConfigError(
-            "model.dtype is float16: with mixed_precision bf16, as in "
-            "configs/accelerate/fsdp2.yaml, shards compute in bfloat16; set model.dtype=bfloat16, "
-            "or start with configs/accelerate/ddp.yaml"
-        )
-    if config.model.adapter is None and dtype != "float32" and not is_kept_in_fp32:
-        bits = 1 - round(math.log2(torch.finfo(DTYPES[dtype]).eps))
-        raise ConfigError(
-            f"model.dtype is {dtype} and model.adapter null: {dtype} weights keep {bits} bits, so "
-            "the small updates of fine-tuning round to no change at all; start several processes "
-            "with configs/accelerate/fsdp2.yaml, which keeps weights in float32, or set "
-            "'model.adapter={rank: 32, alpha: 64.0}' (adapters are float32) or model.dtype=float32"
-        )
-    if processes.is_sharded and config.model.quantization is not None:
-        raise ConfigError(
-            f"model.quantization is {config.model.quantization}: such weights cannot be sharded; "
-            "leave it null, or start with configs/accelerate/ddp.yaml, which copies them"
-        )
-    if processes.is_sharded and config.loss.reference_sync_every is not None:
-        raise ConfigError(
-            f"loss.reference_sync_every is {config.loss.reference_sync_every}: the reference is "
-            "not sharded like the policy, and cannot follow it; leave it null, or start with "
-            "configs/accelerate/ddp.yaml"
-        )
-    starts_adapter = config.model.start_from is not None and config.model.adapter is not None
-    if processes.is_sharded and starts_adapter and config.needs_reference:
-        raise ConfigError(
-            f"model.start_from is {config.model.start_from!r}: with sharded adapters the reference "
-            "can only be the model without adapters; export that run as a pipeline (glm-grpo "
-            "export --format pipeline) and set model.path to it, set loss.kl_coef=0, or start with "
-            "configs/accelerate/ddp.yaml"
-        )
-    if processes.is_sharded and config.eval.ema_decay is not None:
-        raise ConfigError(
-            f"eval.ema_decay is {config.eval.ema_decay}: no average of sharded weights is kept; "
-            "leave it null, or start with configs/accelerate/ddp.yaml"
-        )
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Memory in bytes of the device on which the phases run.
-
-    Args:
-        device: A CUDA device, whose total memory counts, or the CPU, for which it is the machine's
-            memory.
-
-    Returns:
-        Bytes; None for other devices.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return cpu_memory() if device.type == "cpu" else None
-
-
-def cpu_memory(meminfo: Path = _MEMINFO, limits: Iterable[Path] = _CGROUP_LIMITS) -> int | None:
-    """Bytes that programs can still allocate, limited by the container.
-
-    Args:
-        meminfo: Linux's memory information file; other systems have none.
-        limits: Files that contain a limit in bytes, or do not exist.
-
-    Returns:
-        Bytes; None if the system does not report them.
-    """
-    if not meminfo.is_file():
-        return None
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), flags=re.MULTILINE)
-    if found is None:
-        return None
-    texts = [path.read_text().strip() for path in limits if path.is_file()]
-    return min([int(found[1]) * 1024, *(int(text) for text in texts if text.isdigit())])
-
-
-def check_fit(
-    config: Config,
-    planner: Planner | None,
-    sources: Sequence[PromptSource],
-    device: torch.device,
-    processes: Parallelism = UNDIVIDED,
-) -> str:
-    """Refuse a config that cannot fit, and warn about one that may not.
-
-    If the sizes of the model (a hub id other than the published one) or of the device are unknown,
-    nothing is planned, and a log line says so.
-
-    Args:
-        planner: Planner of the model; None if its sizes are unknown.
-        sources: All prompts.
-        processes: Processes that train together. They share CPU memory and have one CUDA device
-            each.
-
-    Returns:
-        Description of the memory needed and available.
-
-    Raises:
-        MemoryLimitError: The plan exceeds the memory by more than its uncertainty.
-    """
-    memory = available_memory(device)
-    if memory is None or planner is None:
-        skipped = "not planned, because the size of the model or of the device is unknown"
-        logger.info("memory: %s", skipped)
-        return skipped
-    is_on_accelerator = device.type != "cpu"
-    if not is_on_accelerator:
-        memory //= processes.on_machine
-    captions = [caption for source in sources for caption in source.captions()]
-    height, width = config.rollout.height, config.rollout.width
-    tokens = planner.longest_prompt_tokens(captions, height=height, width=width)
-    of_configs = ConfigPlanner(
-        planner,
-        prompt_tokens=planner.usual_prompt_tokens if tokens is None else tokens,
-        is_on_accelerator=is_on_accelerator,
-        processes=processes,
-    )
-    plan = of_configs.plan(config)
-    place = "on the accelerator" if is_on_accelerator else "in CPU memory"
-    each = f" for each of {processes.count} processes" if processes.count > 1 else ""
-    takes = f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}"
-    there = f"there is {describe_bytes(memory)} {place}{each}"
-    if plan.peak > memory * (1 + UNCERTAINTY):
-        logger.info("%s, %s: searching for settings that fit", takes, there)
-        phases = ", ".join(f"{phase} {describe_bytes(plan.total(phase))}" for phase in plan.phases)
-        advice = of_configs.advise(config, memory).describe(memory)
-        raise MemoryLimitError(f"{takes}, and {there} ({phases})\n{advice}")
-    if plan.peak > memory:
-        logger.warning(
-            "%s, and %s: the difference is within the uncertainty of the plan (%.0f %%), so the "
-            "run continues; `glm-grpo plan --memory` shows what would make it fit",
-            takes,
-            there,
-            100 * UNCERTAINTY,
-        )
-    if is_on_accelerator:
-        _warn_of_loading(plan, processes)
-    return f"{takes}, {there}"
-
-
-def _warn_of_loading(plan: MemoryPlan, processes: Parallelism) -> None:
-    """Warn only, because pages of mapped files count as used, although they can be reclaimed."""
-    memory = cpu_memory()
-    takes = plan.cpu_at_start * processes.on_machine
-    if memory is not None and takes > memory:
-        logger.warning(
-            "loading the models takes %s of CPU memory (%d processes on this machine), but there "
-            "is only %s: the system may kill the run",
-            describe_bytes(takes),
-            processes.on_machine,
-            describe_bytes(memory),
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,13 +77,32 @@ class _Manifest(BaseModel):
     metadata: dict[str, Any]
 
 
+class _StoredTensors(Mapping[str, Mapping[str, Tensor]]):
+    """File stem -> name -> tensor; each access reads the file."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._files = {Path(name).stem: path / name for name in names}
+
+    def __getitem__(self, stem: str) -> Mapping[str, Tensor]:
+        file = self._files[stem]
+        with storage_errors("read", file):
+            return load_file(file)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """Contents of one checkpoint.
+    """One whole checkpoint; its tensors are read on access.
 
     Attributes:
         step: Number of training steps done.
-        tensors: File stem -> name -> tensor, on the CPU.
+        tensors: File stem -> name -> tensor, on the CPU. An access maps the file, which stays on
+            the disk while one of its tensors is in use.
         metadata: JSON values with everything else that the run needs to continue.
     """
 
@@ -162,11 +181,14 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint after verifying it."""
+    """Open a checkpoint after verifying it.
+
+    Raises:
+        CheckpointError: As for `verify_checkpoint`.
+    """
     verify_checkpoint(path)
     manifest = _read_manifest(path)
-    with storage_errors("read", path):
-        tensors = {Path(name).stem: load_file(path / name) for name in manifest.files}
+    tensors = _StoredTensors(path, tuple(manifest.files))
     return Checkpoint(path, manifest.step, tensors, manifest.metadata)
 
 

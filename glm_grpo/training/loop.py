@@ -22,6 +22,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.models.base import lost_weights_remedy
+from glm_grpo.run.finding import resume_command
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import evaluate
@@ -30,7 +31,6 @@ from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records, StepRecord
-from glm_grpo.training.resume import resume_command
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.steps import RewardStep, SupervisedStep
 from glm_grpo.types import EvaluationPart, PromptBatch

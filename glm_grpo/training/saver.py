@@ -11,13 +11,13 @@ from glm_grpo.run.checkpoints import (
     prune_checkpoints,
     save_checkpoint,
 )
+from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.optimizer_state import optimizer_to_tensors
 from glm_grpo.run.recorder import store_failure
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import out_of_memory_explained
-from glm_grpo.training.resume import resume_command
 from rewards.types import RewardError
 
 

@@ -11,8 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.builders.models import model_path
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import (
     PromptSet,
@@ -22,7 +20,9 @@ from glm_grpo.data.prompts import (
 )
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import check_model
+from glm_grpo.prepared.prepared_run import prepare
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def reserved() -> ReservedTokens:
     """Of the embedded model."""
-    return check_model(model_path("tiny"))
+    return check_model(find_model("tiny").path)
 
 
 def write_rows(folder: Path, *rows: dict[str, object]) -> str:
@@ -224,7 +224,7 @@ def test_a_run_refuses_such_a_prompt_before_a_model_is_loaded(
     (folder / "bad.txt").write_text("a dog\na <|image_end|>\n")
     data = [f"data.path={folder / 'good.txt'}", f"data.eval_path={folder / 'bad.txt'}"]
     with pytest.raises(DataError, match=r"bad\.txt, line 2: .*<\|image_end\|>"):
-        build_prompts(compose_config(configs_dir, "tiny", data))
+        prepare(compose_config(configs_dir, "tiny", data))
 
 
 def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
@@ -234,7 +234,7 @@ def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
     data = (f"data.path={path}", f"data.eval_path={path}")
     config = compose_config(configs_dir, "tiny", [*data, "rollout.prompts_per_step=4"])
     with pytest.raises(DataError, match="prompts_per_step 4: .* contains only 3 prompts"):
-        build_prompts(config)
+        prepare(config)
 
 
 def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:

@@ -8,20 +8,18 @@ import functools
 from pathlib import Path
 
 import pytest
-from accelerate import Accelerator
 from rich.console import Console
 
-from glm_grpo.builders.launch import Launch
-from glm_grpo.builders.models import begin_with, build_models, find_start
-from glm_grpo.builders.prompts import Prompts, build_prompts
-from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
+from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.prepared.prompts import Prompts
+from glm_grpo.prepared.trainer import build_trainer
+from glm_grpo.run.lock import RunLock
+from glm_grpo.run.resume import find_resumed, make_run_folder
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.tiny import prompts as tiny_prompts
 from glm_grpo.tiny import world
-from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.resume import open_run, pin_start
 from tests.end_to_end.runs import pay_for
 
 CONFIG_DIR = Path(__file__).parents[2] / "configs"
@@ -76,7 +74,7 @@ def half_size(monkeypatch):
 
 
 @pytest.fixture
-def make_trainer(tmp_path, small, half_size):
+def make_trainer(tmp_path, small, half_size, monkeypatch):
     """Builds a run on the embedded model from tiny.yaml and overrides, with a small preview.
 
     `term` replaces the reward; `change_stage` and `change_batch` stand between building and
@@ -97,21 +95,31 @@ def make_trainer(tmp_path, small, half_size):
         terms = () if term is None else ONE_TERM
         settings = (*SMALL, *terms, f"run_dir={run_dir}", *overrides)
         config = compose_config(CONFIG_DIR, "tiny", settings)
-        prompts = build_prompts(config)
+        if term is not None:
+            # Of a reward that is replaced.
+            monkeypatch.setattr("glm_grpo.prepared.prepared_run.check_used", lambda *_: None)
+        lock = RunLock()
+        resumed = find_resumed(config, lock)
+        prepared = prepare(config, resumed=resumed)
         if held_out is not None:
+            prompts = prepared.prompts
             short = dataclasses.replace(prompts.held_out, signs=prompts.held_out.signs[:held_out])
-            prompts = Prompts(training=prompts.training, held_out=short)
-        models = build_models(config, Accelerator().device, needs_reference=True)
-        opened = open_run(config)
-        config = pin_start(config, opened.checkpoint)
-        begin_with(models, find_start(config))
+            prepared = dataclasses.replace(
+                prepared, prompts=Prompts(training=prompts.training, held_out=short)
+            )
+        models = prepared.load(needs_reference=True)
         if term is not None:
             models = pay_for(term)(models)
         if change_stage is not None:
             models = change_stage(models)
-        launch = Launch(Accelerator(), Processes(), work=work)
+        if work is not None:
+            monkeypatch.setattr("glm_grpo.prepared.trainer.work_of_run", lambda *_: work)
         trainer = build_trainer(
-            config, models, prompts, opened, launch, Console(quiet=True), show=refresh_gallery
+            prepared,
+            models,
+            make_run_folder(config, lock) if resumed is None else resumed.folder,
+            Console(quiet=True),
+            show=refresh_gallery,
         )
         if change_batch is not None:
             trainer.step.batch_for_step = change_batch(trainer.step.batch_for_step)

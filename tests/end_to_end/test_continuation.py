@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from glm_grpo.builders.models import find_start
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
+from glm_grpo.prepared.start import find_start
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import untrained_means

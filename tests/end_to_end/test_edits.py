@@ -10,10 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
@@ -103,7 +102,7 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
     assert compare([folder.path, other.path], weights=None).runs[1].over_first is not None
 
     config = read_config(folder)
-    batch = build_batch(config, build_prompts(config).training, 1)
+    batch = build_batch(config, prepare(config).prompts.training, 1)
     samples = sample_probe(models, [batch], config, noises=2)
     report = report_probe(samples, mode="weighted_sum")
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
@@ -130,7 +129,7 @@ def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_l
     sides = ["rollout.height=32", "rollout.width=32"]
     config = compose_config(CONFIG_DIR, "tiny", [*overrides, *sides])
     with pytest.raises(ConfigError, match="makes 4 tokens instead of 1"):
-        build_prompts(config)
+        prepare(config)
     assert RunFolder(edits.parent / "run").path.exists() is False
 
 
@@ -138,8 +137,8 @@ def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_l
 def test_the_vision_tower_is_on_the_accelerator_while_sources_are_read(edits):
     paths = (f"data.path={edits}", f"data.eval_path={edits}")
     config = compose_config(CONFIG_DIR, "tiny", [*SMALL, *SETTINGS, *paths, "offload=modules"])
-    models = build_models(config, torch.device("cuda"), needs_reference=False)
-    batch = build_batch(config, build_prompts(config).training, 1)
+    models = prepare(config).load(needs_reference=False)
+    batch = build_batch(config, prepare(config).prompts.training, 1)
     places = []
     (tower, _) = models.policy.source_modules()
     tower.register_forward_pre_hook(lambda *_: places.append(next(tower.parameters()).device.type))

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from glm_grpo.builders import family as families
-from glm_grpo.builders.family import family_of
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.models import find
+from glm_grpo.models.find import find_model
 
 PROMPTS = ["data.path=prompts.txt", "data.eval_path=held_out.txt"]
 
@@ -29,7 +29,7 @@ def janus_config(*overrides: str) -> Config:
     ],
 )
 def test_a_family_is_known_by_its_published_ids(path, name):
-    assert name == family_of(path).NAME
+    assert name == find_model(path).family.NAME
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_a_family_is_known_by_its_published_ids(path, name):
 )
 def test_a_family_is_known_by_the_files_of_a_folder(file, content, name, tmp_path):
     (tmp_path / file).write_text(json.dumps(content))
-    assert name == family_of(str(tmp_path)).NAME
+    assert name == find_model(str(tmp_path)).family.NAME
 
 
 def test_a_hub_id_is_known_by_its_config(tmp_path, monkeypatch):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "janus"}')
-    monkeypatch.setattr(families, "hf_hub_download", lambda path, name: str(config))
-    assert family_of("someone/a-janus-of-their-own").NAME == "Janus-Pro"
+    monkeypatch.setattr(find, "hf_hub_download", lambda path, name: str(config))
+    assert find_model("someone/a-janus-of-their-own").family.NAME == "Janus-Pro"
 
 
 @pytest.mark.parametrize("place", ["folder", "hub"])
@@ -59,11 +59,11 @@ def test_the_original_layout_is_refused_with_the_converted_one(place, tmp_path, 
     def refuse(path, name):
         raise OSError
 
-    monkeypatch.setattr(families, "hf_hub_download", refuse)
+    monkeypatch.setattr(find, "hf_hub_download", refuse)
     (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
     path = str(tmp_path) if place == "folder" else "deepseek-ai/Janus-Pro-7B"
     with pytest.raises(ConfigError, match="use the converted one, such as deepseek-community/"):
-        family_of(path)
+        find_model(path)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_the_original_layout_is_refused_with_the_converted_one(place, tmp_path, 
 def test_janus_pro_refuses_keys_that_it_does_not_have(override, rule):
     config = janus_config(override)
     with pytest.raises(ConfigError, match=rule):
-        family_of(config.model.path).check_keys(config)
+        find_model(config.model.path).family.check_keys(config)
 
 
 def test_glm_image_refuses_guidance_between_tokens_and_asks_for_steps(configs_dir):
     words = ["+rollout.guidance_scale=5.0", "~decode.steps", "rollout.width=500"]
     config = compose_config(configs_dir, "tiny", words)
     with pytest.raises(ConfigError, match="3 problems") as caught:
-        family_of("tiny").check_keys(config)
+        find_model("tiny").family.check_keys(config)
     for named in (
         "rollout.guidance_scale = 5.0",
         "decode.steps = None",
@@ -99,10 +99,10 @@ def test_glm_image_refuses_guidance_between_tokens_and_asks_for_steps(configs_di
 @pytest.mark.parametrize("name", ["janus_pro_1b_16gb", "janus_pro_7b_80gb", "glm_image_24gb"])
 def test_packaged_configs_have_the_keys_of_their_family(name):
     config = compose_config(None, name, PROMPTS)
-    family_of(config.model.path).check_keys(config)
+    find_model(config.model.path).family.check_keys(config)
 
 
 def test_janus_pro_draws_one_size(janus_folder):
-    family, config = family_of(str(janus_folder)), janus_config("rollout.height=32")
+    family, config = find_model(str(janus_folder)).family, janus_config("rollout.height=32")
     with pytest.raises(ConfigError, match=r"rollout.width = 384\n.*must be 32"):
         family.check_sizes(str(janus_folder), config)

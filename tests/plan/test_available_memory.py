@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from glm_grpo.plan.fit import available_memory, cpu_memory
+from glm_grpo.plan.machine_memory import available_memory, cpu_memory
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from glm_grpo.builders.models import build_planner
 from glm_grpo.config import compose_config
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.planner import PUBLISHED_ID
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
@@ -18,7 +18,9 @@ PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
 
 @pytest.fixture(scope="module")
 def planner():
-    return ConfigPlanner(build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True)
+    return ConfigPlanner(
+        find_model(PUBLISHED_ID).planner(), prompt_tokens=256, is_on_accelerator=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,10 @@ def test_config_of_a_card_leaves_room_on_it(planner, name, gigabytes):
 def test_full_fine_tuning_leaves_room_on_4_or_8_cards(count):
     processes = Parallelism(count, is_sharded=True, is_mixed=True)
     planner = ConfigPlanner(
-        build_planner(PUBLISHED_ID), prompt_tokens=256, is_on_accelerator=True, processes=processes
+        find_model(PUBLISHED_ID).planner(),
+        prompt_tokens=256,
+        is_on_accelerator=True,
+        processes=processes,
     )
     config = compose_config(CONFIGS, "glm_image_full", PROMPTS)
     assert config.rollout.prompts_per_step % count == 0

@@ -7,11 +7,11 @@ from typing import Literal
 import pytest
 import torch
 
-from glm_grpo.builders.models import build_planner, model_path
 from glm_grpo.cli import main
+from glm_grpo.commands.plan import describe_seconds, floor_lines
 from glm_grpo.config import compose_config, to_yaml
+from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.output import describe_bytes
-from glm_grpo.plan.command import describe_seconds, floor_lines
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.plan.floors import PhaseFloor
 from glm_grpo.plan.scorers import scorer_sizes
@@ -51,7 +51,7 @@ def shallow_folder(tmp_path_factory):
     """Configs of a model that is planned in no time; no weights."""
     folder = tmp_path_factory.mktemp("shallow")
     for part, changes in SHALLOW.items():
-        config = json.loads((Path(model_path("tiny")) / part / "config.json").read_text())
+        config = json.loads((Path(find_model("tiny").path) / part / "config.json").read_text())
         for key, change in changes.items():
             config[key] = config[key] | change if isinstance(change, dict) else change
         (folder / part).mkdir()
@@ -216,8 +216,8 @@ def test_plan_command_prints_phases_and_floors_of_a_step(
     capsys, shallow_folder, monkeypatch, tmp_path
 ):
     # What it measured for one command serves the next.
-    of_model = build_planner(str(shallow_folder))
-    monkeypatch.setattr("glm_grpo.plan.command.build_planner", lambda _: of_model)
+    of_model = find_model(str(shallow_folder)).planner()
+    monkeypatch.setattr(FoundModel, "planner", lambda _: of_model)
     arguments = ["plan", "--config-dir", str(CONFIGS), "--prompt-tokens", "64", "--device", "h200"]
     main([*arguments, "--memory", "20GB"])
     printed = capsys.readouterr().out
@@ -248,7 +248,7 @@ def _floor_of_decode(printed):
 
 
 def test_plan_command_refuses_what_does_not_fit(capsys, monkeypatch):
-    monkeypatch.setattr("glm_grpo.plan.command.build_planner", lambda _: SimplePlanner())
+    monkeypatch.setattr(FoundModel, "planner", lambda _: SimplePlanner())
     with pytest.raises(SystemExit) as refused:
         main(["plan", "--config-dir", str(CONFIGS), "--cpu", "--memory", "1KB"])
     assert refused.value.code == 1

@@ -8,10 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from glm_grpo.builders.models import build_planner
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config
 from glm_grpo.errors import StorageError
+from glm_grpo.models.find import find_model
 from glm_grpo.plan.devices import DEVICES, DeviceSpeed
 from glm_grpo.plan.floors import PhaseFloor, step_work, work_of_run
 from glm_grpo.plan.measured import measured_seconds, measured_table
@@ -103,7 +103,7 @@ class Captions:
 
 
 def test_work_of_a_run_is_that_of_its_median_prompt_on_a_known_card(configs_dir, monkeypatch):
-    planner, card = build_planner("tiny"), torch.device("cuda")
+    planner, card = find_model("tiny").planner(), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     overrides = ["rollout.height=64", "rollout.width=64"]
     config = compose_config(configs_dir, "tiny", overrides)

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.cli import main
 from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
+from glm_grpo.models.find import FoundModel
 from glm_grpo.models.planning import Parallelism
-from glm_grpo.plan import fit
-from glm_grpo.plan.fit import batch_sizes, evaluation_sizes, refuse_for_processes
+from glm_grpo.plan.fit import batch_sizes, evaluation_sizes
+from glm_grpo.plan.processes import refuse_for_processes
+from glm_grpo.prepared import memory
+from glm_grpo.prepared.prepared_run import prepare
 from tests.plan.simple_planner import SimplePlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -79,18 +81,18 @@ def test_moments_stay_where_their_shards_are():
 
 
 def test_processes_without_an_accelerator_share_the_memory_of_the_machine(monkeypatch):
-    monkeypatch.setattr(fit, "available_memory", lambda _: 8 * 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda _: 8 * 10**9)
     processes = Parallelism(4, on_machine=2)
     config = _compose("rollout.height=128", "rollout.width=128")
     device = torch.device("cpu")
-    sources = [build_prompts(config).held_out]
-    found = fit.check_fit(config, SimplePlanner(), sources, device, processes)
+    sources = [prepare(config).prompts.held_out]
+    found = memory.check_fit(config, SimplePlanner(), sources, device, processes)
     assert found.endswith("there is 4.00 GB in CPU memory for each of 4 processes")
 
 
 def test_plan_command_plans_each_of_several_processes(capsys, monkeypatch):
     planner = SimplePlanner()
-    monkeypatch.setattr("glm_grpo.plan.command.build_planner", lambda _: planner)
+    monkeypatch.setattr(FoundModel, "planner", lambda _: planner)
     arguments = ["plan", "--config-dir", str(CONFIGS), "--prompt-tokens", "30", "--cpu"]
     main([*arguments, "--processes", "2", "--sharding", "fsdp2", *SMALL])
     printed = " ".join(capsys.readouterr().out.split())

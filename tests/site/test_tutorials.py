@@ -21,11 +21,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import glm_grpo.cli
 import glm_grpo.config
 from examples import minimal_grpo
-from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_prompts
 from glm_grpo.commands import init
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.tiny import prompts as tiny_prompts
 from tests.site.pages import PAGES, ROOT, WrittenFile, blocks, shell
 
@@ -164,12 +163,12 @@ def run_python_block(text: str) -> None:
 def names_of_the_example() -> dict[str, object]:
     """What the loop of the README is written in: the names of `examples/minimal_grpo.py`."""
     config = compose_small(ROOT / "configs", "tiny")
-    models = build_models(config, torch.device("cpu"), needs_reference=True)
+    models = prepare(config).load(needs_reference=True)
     policy = models.policy
     return vars(minimal_grpo) | {
         "steps": 1,
         "config": config,
-        "prompts": build_prompts(config).training,
+        "prompts": prepare(config).prompts.training,
         "policy": policy,
         "decoder": models.decoder,
         "scorer": models.scorer,

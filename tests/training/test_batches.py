@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch, build_spares
 from tests.factories import tiny_config
 
 
 def test_spare_prompts_are_those_that_a_step_does_not_hold() -> None:
     config = tiny_config("rollout.prompts_per_step=3")
-    prompts = build_prompts(config).training
+    prompts = prepare(config).prompts.training
     spares = build_spares(config, prompts, 4)
     whole, part = spares.batch(range(len(spares))), spares.batch(range(2, 5))
     batch = build_batch(config, prompts, 4)

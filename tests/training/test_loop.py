@@ -13,34 +13,32 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from torch import Tensor, nn
 
-from glm_grpo.builders.launch import Launch
-from glm_grpo.builders.prompts import Prompts
-from glm_grpo.builders.trainer import build_trainer
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import HackingError, MemoryLimitError, NonFiniteError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
+from glm_grpo.prepared.prompts import Prompts
+from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
+from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.tables import evaluation_steps, read_metrics, read_table
 from glm_grpo.terminal import explain
 from glm_grpo.training import saver
-from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
-from glm_grpo.training.resume import find_checkpoint, open_run
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.canaries import Departure
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 from tests.factories import Brightness, NoDecoder, NoPolicy, tiny_config
+from tests.opened import open_run, prepared_run
 
 SIDE, TOKENS, CODEBOOK = 64, 4, NoPolicy.codebook_size
 
@@ -152,12 +150,11 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
         sources = (
             load_prompts(str(path), height=SIDE, width=SIDE) for path in (training, held_out)
         )
+        opened = open_run(config)
         run.trainer = build_trainer(
-            config,
+            prepared_run(config, Prompts(*sources), opened.checkpoint),
             run.models,
-            Prompts(*sources),
-            open_run(config),
-            Launch(Accelerator(), Processes()),
+            opened.folder,
             Console(quiet=True),
             show=lambda *_: None,
         )
@@ -393,7 +390,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_found(
     saved = load_checkpoint(newest_checkpoint(run.folder)).tensors
     assert evaluated[-1].equal(saved["average"]["logits"])
     assert not evaluated[-1].equal(saved["policy"]["logits"])
-    assert evaluated[-1].equal(find_checkpoint(run.folder.path).evaluated["logits"])
+    assert evaluated[-1].equal(find_checkpoint(run.folder.path).evaluated()["logits"])
 
 
 def test_flat_groups_are_replaced_stored_and_counted(make_run: Any) -> None:

@@ -15,17 +15,19 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.builders.origin import describe_origin
-from glm_grpo.commands.evaluate import _changes_since
+from glm_grpo.commands.eval import _changes_since
 from glm_grpo.config import Config, compose_config, flatten, with_absolute_paths
 from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import CheckpointError
+from glm_grpo.models.find import find_model
+from glm_grpo.prepared.provenance import describe_origin, keep_origin
 from glm_grpo.run.checkpoints import save_checkpoint
 from glm_grpo.run.config import read_config
+from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import Origin, describe_mixed_scores, read_origin, write_origin
-from glm_grpo.training.resume import OpenedRun, find_checkpoint, keep_origin, open_run
+from tests.opened import OpenedRun, open_run
 from tests.rewards.endpoint import Reply, answering
 from tests.training.test_resume import CONFIGS, STATE, TENSORS
 
@@ -79,14 +81,17 @@ def _compose(_: Path, *overrides: str) -> Config:
 def describe(config: Config) -> Origin:
     paths = (config.data.eval_path, config.data.path)
     held_out, training = (load_prompts(path, height=32, width=32) for path in paths)
-    return describe_origin(config, held_out=held_out, training=training)
+    model = find_model("tiny")
+    if config.model.path != "tiny":
+        model = dataclasses.replace(model, path=config.model.path)
+    return describe_origin(config, model, held_out=held_out, training=training)
 
 
 def begin(*overrides: str) -> None:
     """A run that saved step 2."""
     config = compose(*overrides)
     opened = open_run(config)
-    keep_origin(opened, describe(config), config)
+    keep_origin(opened.folder, describe(config), config, done=None)
     opened.folder.metrics_path.write_text('{"step": 2}\n')
     save_checkpoint(opened.folder, step=2, tensors=TENSORS, metadata=STATE)
     opened.lock.release()
@@ -96,7 +101,8 @@ def resume(*overrides: str, origin: Callable[[Origin], Origin] = lambda each: ea
     config = compose("train.resume=run", *overrides)
     opened = open_run(config)
     try:
-        keep_origin(opened, origin(describe(config)), config)
+        done = None if opened.checkpoint is None else opened.checkpoint.step
+        keep_origin(opened.folder, origin(describe(config)), config, done=done)
     finally:
         opened.lock.release()
     return opened
@@ -277,7 +283,7 @@ def test_files_may_be_moved_but_not_exchanged(
     config = compose(f"train.resume={moved / 'run'}")
     opened = open_run(config)
     with pytest.raises(CheckpointError, match=rf"data\.path = {elsewhere}/train\.jsonl: 1 added"):
-        keep_origin(opened, describe(config), config)
+        keep_origin(opened.folder, describe(config), config, done=2)
     opened.lock.release()
 
 
@@ -292,7 +298,9 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
     def changes(config: Config) -> list[str]:
         held_out = load_prompts(config.data.eval_path, height=32, width=32)
         return _changes_since(
-            found, config, describe_origin(config, held_out=held_out, training=None)
+            found,
+            config,
+            describe_origin(config, find_model("tiny"), held_out=held_out, training=None),
         )
 
     assert changes(found.config) == [
@@ -323,7 +331,7 @@ def test_other_versions_are_noted(project: Path, caplog: pytest.LogCaptureFixtur
 def test_a_run_without_a_checkpoint_begins_anew_with_what_is_there(project: Path) -> None:
     config = compose()
     opened = open_run(config)
-    keep_origin(opened, describe(config), config)
+    keep_origin(opened.folder, describe(config), config, done=None)
     opened.lock.release()
     append_prompt(project)
     resume()
@@ -384,7 +392,7 @@ def test_auto_resumes_the_run_that_began_last(project: Path) -> None:
         config = compose(f"run_dir=outputs/2026-10-25/{time}")
         opened = open_run(config)
         origin = dataclasses.replace(describe(config), began=f"2026-10-25T{began}+00:00")
-        keep_origin(opened, origin, config)
+        keep_origin(opened.folder, origin, config, done=None)
         opened.lock.release()
         # Written in the other order, as by a copy.
         os.utime(opened.folder.config_path, (1e9, 1e9 if time < "01-30" else 2e9))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.builders.prompts import build_prompts
-from glm_grpo.check import check_targets
 from glm_grpo.config.sections import AnchorSection
 from glm_grpo.errors import ConfigError
+from glm_grpo.models.find import find_model
 from glm_grpo.models.offload import Offload
+from glm_grpo.prepared.rewards import check_targets
 from glm_grpo.training.phase import Models, PhaseClock
 from glm_grpo.training.targets import sft_weight, tokenize_targets
 from glm_grpo.types import PromptBatch, TargetTokens
@@ -19,6 +19,7 @@ from rewards.score import Scorer, Term
 from rewards.terms.ssim import SsimReward
 from rewards.types import Prompt
 from tests.factories import NoDecoder, NoPolicy, tiny_config
+from tests.opened import prompts_of
 
 
 @pytest.mark.parametrize(
@@ -112,14 +113,15 @@ def test_training_prompts_without_any_target_are_refused(tmp_path: Path) -> None
     for learning in ("anchor.final_weight=0.1", "train.method=sft"):
         config = tiny_config(learning, *few)
         with pytest.raises(ConfigError, match="none of the 2 training"):
-            check_targets(config, build_prompts(config))
+            check_targets(config, prompts_of(config))
 
 
 def test_sizes_at_which_no_target_can_be_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"a circle, number {index}\n" for index in range(8)))
     long = ("rollout.height=96", "rollout.width=480", f"data.path={path}", f"data.eval_path={path}")
+    model = find_model("tiny")
     for learning in ("train.method=sft", "anchor.weight=0.1"):
         with pytest.raises(ConfigError, match=r"rollout.width=480.*4 times"):
-            build_prompts(tiny_config(*long, learning))
-    assert build_prompts(tiny_config(*long)).training
+            model.family.check_sizes(model.path, tiny_config(*long, learning))
+    model.family.check_sizes(model.path, tiny_config(*long))

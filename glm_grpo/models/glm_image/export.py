@@ -171,7 +171,7 @@ pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, {dtype})
 pipeline.vision_language_encoder.load_adapter(".")
 pipeline.vision_language_encoder.generation_config = GenerationConfig.from_pretrained(".")"""
     if is_adapter and settings.is_embedded:
-        imports += "from glm_grpo.builders.models import model_path\n"
+        imports += "from glm_grpo.models.find import find_model\n"
     return f"""\
 import torch
 from diffusers import GlmImagePipeline

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.models.glm_image.modeling_glm_image import GlmImageTextDecoderLayer
 
-from glm_grpo.builders.models import model_path
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import load_pipeline
 
 TORCH_COMPILE = torch.compile
@@ -170,7 +170,7 @@ def kept_bytes(policy, batch, rollout):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_compiled_by_inductor_round_like_eager_ones(build, batch, dtype, device, caplog):
-    pipeline = load_pipeline(model_path("tiny"), dtype=dtype)
+    pipeline = load_pipeline(find_model("tiny").path, dtype=dtype)
     eager = build(pipeline=pipeline)
     policy = build("inductor", pipeline=pipeline, is_checkpointing=True)
     for each in (eager, policy):

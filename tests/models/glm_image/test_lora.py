@@ -7,8 +7,8 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
 
-from glm_grpo.builders.models import model_path
 from glm_grpo.models import lora
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.lora import AdaptedLinear
 from glm_grpo.types import PromptBatch
@@ -72,7 +72,7 @@ def test_sampled_equals_replayed_as_closely_as_with_factors_in_fp32(
 
     @torch.no_grad()
     def gap() -> Tensor:
-        pipeline = load_pipeline(model_path("tiny"), dtype=torch.bfloat16)
+        pipeline = load_pipeline(find_model("tiny").path, dtype=torch.bfloat16)
         policy = build_policy(pipeline, adapter_rank=RANK, adapter_alpha=2.0 * RANK)
         generator = torch.Generator().manual_seed(1)
         for up in policy.trainable_parameters()[1::2]:

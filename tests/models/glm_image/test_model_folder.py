@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm_grpo.builders.models import model_path
 from glm_grpo.errors import ModelError
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import check_model, load_pipeline
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5339212\n"
@@ -31,7 +31,7 @@ Damage = Callable[[Path], None]
 def folder(tmp_path: Path) -> Path:
     """The embedded model's, whose files are links: damage replaces them."""
     copy = tmp_path / "model"
-    shutil.copytree(model_path("tiny"), copy, copy_function=os.link)
+    shutil.copytree(find_model("tiny").path, copy, copy_function=os.link)
     return copy
 
 

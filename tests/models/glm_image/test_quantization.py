@@ -7,11 +7,11 @@ import copy
 import pytest
 import torch
 
-from glm_grpo.builders.models import build_models
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models import four_bits
 from glm_grpo.models.base import Quantization
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image import quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
@@ -23,6 +23,8 @@ from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positio
 from glm_grpo.models.memory import language_tensors, trained_bytes
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.models.planning import ModelSettings
+from glm_grpo.prepared.loading import load_models
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.replay_check import compare_replay
 
 FLOAT8 = Quantization(decoder="float8")
@@ -67,14 +69,12 @@ def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     config = compose_config(configs_dir, "tiny", overrides)
     with pytest.raises(ConfigError, match="'nf4': 4-bit weights need an accelerator"):
-        build_models(config, torch.device("cpu"), needs_reference=False)
+        load_models(config, find_model("tiny"), torch.device("cpu"), needs_reference=False)
 
 
 def test_build_stage_holds_the_transformer_in_8_bits(configs_dir):
     config = compose_config(configs_dir, "tiny", ["decode.quantization=float8"])
-    _, transformer, _ = build_models(
-        config, torch.device("cpu"), needs_reference=False
-    ).decoder.modules()
+    _, transformer, _ = prepare(config).load(needs_reference=False).decoder.modules()
     assert torch.float8_e4m3fn in {weight.dtype for weight in transformer.parameters()}
 
 
@@ -105,8 +105,9 @@ def test_weights_are_quantised_on_the_device_of_the_run(bitsandbytes, configs_di
 
     monkeypatch.setattr("glm_grpo.models.glm_image.family.load_pipeline", load)
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
+    config = compose_config(configs_dir, "tiny", overrides)
     with pytest.raises(ModelError, match="stops here"):
-        build_models(compose_config(configs_dir, "tiny", overrides), card, needs_reference=False)
+        load_models(config, find_model("tiny"), card, needs_reference=False)
     assert asked["quantize_on"] == card
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from glm_grpo.commands.probe import _has_credit_by_place
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError, NonFiniteError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.grpo.signal_to_noise import compare_signals
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.models.offload import Offload
-from glm_grpo.studio.probe.command import _has_credit_by_place
 from glm_grpo.studio.probe.credit import (
     CreditProbe,
     check_memory,

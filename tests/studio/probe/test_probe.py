@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 
-from glm_grpo.builders.models import build_models
-from glm_grpo.builders.prompts import build_prompts
+from glm_grpo.commands.probe import _probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
-from glm_grpo.studio.probe.command import _probed_batches
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.studio.probe.credit import CreditProbe
 from glm_grpo.studio.probe.figures import equal_weights, report_decode, report_probe
 from glm_grpo.studio.probe.probe import FullDecode, join_decodes, sample_probe
@@ -21,6 +19,7 @@ from glm_grpo.training.batches import build_batch
 from glm_grpo.types import Experience
 from rewards.terms.ssim import SsimReward
 from rewards.types import RewardTable
+from tests.opened import prompts_of
 from tests.studio.probe.reports import NAN, make_term
 
 CONFIG_DIR = Path(__file__).parents[3] / "configs"
@@ -43,8 +42,8 @@ def probed():
             "+reward.terms.psnr={kind: psnr, weight: 0.1}",
         ],
     )
-    models = build_models(config, Accelerator().device, needs_reference=False)
-    batch = build_batch(config, build_prompts(config).training, 1)
+    models = prepare(config).load(needs_reference=False)
+    batch = build_batch(config, prepare(config).prompts.training, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("glm_grpo.models.glm_image.token_grid._PREVIEW_SIDE", 2)
         yield models, batch, config
@@ -119,7 +118,7 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
     path.write_text("".join(f'a sign that says "{word}"\n' for word in "ABCDEFG"))
     overrides = [f"data.path={path}", f"rollout.prompts_per_step={PROMPTS}", "rollout.group_size=2"]
     config = compose_config(CONFIG_DIR, "tiny", [*overrides, "train.micro_batch_size=6"])
-    prompts = build_prompts(config).training
+    prompts = prompts_of(config).training
     batches = _probed_batches(config, prompts, asked)
     assert [len(batch.prompts) for batch in batches] == sizes
     whole = build_batch(config, prompts, 1)

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
-from glm_grpo.builders.family import family_of
-from glm_grpo.builders.models import build_planner, hint_at_size, model_path
 from glm_grpo.config import Config
 from glm_grpo.errors import ModelError
+from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import MemoryPlan, Parallelism
 from glm_grpo.output import counted, describe_bytes
 from glm_grpo.plan.devices import DeviceSpeed
@@ -108,12 +107,12 @@ def plan_config(
         ModelError: The run exceeds `memory`, or the model's configs are not available.
         ConfigError: This many processes cannot run it.
     """
-    family = family_of(config.model.path)
-    of_model = build_planner(config.model.path)
-    family.check_keys(config)
+    model = find_model(config.model.path)
+    of_model = model.planner()
+    model.family.check_keys(config)
     if not (config.data.sources or config.reads_targets):
         # Otherwise the rules may need files of the model.
-        family.check_sizes(model_path(config.model.path), config)
+        model.family.check_sizes(model.path, config)
     if prompt_tokens is None:
         prompt_tokens = of_model.usual_prompt_tokens
         yield f"prompts of {prompt_tokens} tokens are assumed (--prompt-tokens)"
@@ -123,11 +122,12 @@ def plan_config(
         is_on_accelerator=device is not None,
         processes=processes,
     )
+    planner.refuse_misfit(config)
     plan = planner.plan(config)
     each = f", each of {processes.count} processes" if processes.count > 1 else ""
     yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
     yield from memory_lines(plan)
-    yield from hint_at_size(config)
+    yield from model.family.hint_at_size(model.path, config)
     if device is not None:
         floors = step_floors(
             config,

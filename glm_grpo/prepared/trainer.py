@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from glm_grpo.builders.asynchronous import build_collectors
-from glm_grpo.builders.launch import Launch
-from glm_grpo.builders.learner import build_learner
-from glm_grpo.builders.prompts import Prompts, build_evaluation_batches
+from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.config import Config
-from glm_grpo.data.prompts import PromptSource
+from glm_grpo.plan.floors import work_of_run
+from glm_grpo.prepared.collectors import start_collectors
+from glm_grpo.prepared.learner import build_learner
+from glm_grpo.prepared.prepared_run import PreparedRun
+from glm_grpo.prepared.prompts import held_out_batches
 from glm_grpo.run.checkpoints import forget_checkpoints_after, prune_checkpoints
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
@@ -22,28 +23,28 @@ from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records, ShowRun
-from glm_grpo.training.resume import OpenedRun
 from glm_grpo.training.saver import CheckpointSaver
 from glm_grpo.training.steps import RewardStep, SupervisedStep
 
 
 def build_trainer(
-    config: Config,
+    prepared: PreparedRun,
     models: Models,
-    prompts: Prompts,
-    opened: OpenedRun,
-    launch: Launch,
+    folder: RunFolder,
     console: Console,
     *,
     show: ShowRun,
+    cluster: RayCluster | None = None,
 ) -> Trainer:
     """Build optimizer, schedule, records and loop, and restore the checkpoint if there is one.
 
     Args:
+        folder: Open run folder.
         show: Called after a step or an evaluation is stored.
+        cluster: Cluster of the collectors; None if this process collects.
     """
-    folder, processes = opened.folder, launch.processes
-    learner = build_learner(config, models, opened.checkpoint, launch)
+    config, processes = prepared.config, prepared.processes
+    learner = build_learner(prepared, models)
     state = learner.state
     records = Records(
         folder,
@@ -51,7 +52,9 @@ def build_trainer(
         lambda: _open_files(config, folder, state),
         combine=config.reward.combine,
         show=show,
-        work=launch.work,
+        work=work_of_run(
+            config, prepared.planner, prepared.prompts.training, prepared.device, processes.count
+        ),
     )
     progress = Progress(
         total=config.train.steps,
@@ -71,8 +74,8 @@ def build_trainer(
         config,
         models,
         learner,
-        step=_build_step(config, models, prompts.training, learner, records, launch),
-        evaluation_batches=build_evaluation_batches(config, prompts.held_out, processes),
+        step=_build_step(prepared, models, learner, records, cluster),
+        evaluation_batches=held_out_batches(config, prepared.prompts.held_out, processes),
         records=records,
         saver=saver,
         progress=progress,
@@ -81,23 +84,21 @@ def build_trainer(
 
 
 def _build_step(
-    config: Config,
+    prepared: PreparedRun,
     models: Models,
-    prompts: PromptSource,
     learner: Learner,
     records: Records,
-    launch: Launch,
+    cluster: RayCluster | None,
 ) -> RewardStep | SupervisedStep:
     """Build the step; collectors start to work at once, and only the trainer ends them."""
+    config, prompts, processes = prepared.config, prepared.prompts.training, prepared.processes
     if config.train.method == "sft":
-        return SupervisedStep(config, models, learner, prompts, records, launch.processes)
+        return SupervisedStep(config, models, learner, prompts, records, processes)
     collectors = None
-    if launch.cluster is not None:
+    if cluster is not None:
         first_step = learner.state.step + 1
-        collectors = build_collectors(
-            config, models, prompts, launch.cluster, first_step=first_step
-        )
-    return RewardStep(config, models, learner, prompts, records, launch.processes, collectors)
+        collectors = start_collectors(prepared, models, cluster, first_step=first_step)
+    return RewardStep(config, models, learner, prompts, records, processes, collectors)
 
 
 def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Recorder, HackingMonitor]:

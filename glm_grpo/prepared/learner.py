@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch.optim import AdamW, Optimizer
 
-from glm_grpo.builders.launch import Launch
 from glm_grpo.config import Config
 from glm_grpo.models.base import Policy
 from glm_grpo.models.offload import OptimizerPart
+from glm_grpo.prepared.prepared_run import PreparedRun
 from glm_grpo.run.checkpoints import Checkpoint
+from glm_grpo.run.finding import start_step
 from glm_grpo.run.optimizer_state import load_optimizer
 from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
@@ -17,29 +18,25 @@ from glm_grpo.training.learner import Learner
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.moving_average import MovingAverage
 from glm_grpo.training.phase import Models
-from glm_grpo.training.resume import start_step
 
 
-def build_learner(
-    config: Config, models: Models, checkpoint: Checkpoint | None, launch: Launch
-) -> Learner:
-    """Build the learner of a run: at its beginning, or as the checkpoint stored it."""
-    strategy, optimizer = _distribute_policy(config, models, checkpoint, launch)
+def build_learner(prepared: PreparedRun, models: Models) -> Learner:
+    """Build the learner of a run: at its beginning, or as its checkpoint stored it."""
+    config, checkpoint = prepared.config, prepared.checkpoint
+    strategy, optimizer = _distribute_policy(prepared, models)
     learning_rate = build_learning_rate(config, optimizer)
     state = RunState()
     if checkpoint is not None:
         state = _restore(checkpoint, optimizer, learning_rate, strategy)
     state.start_step = start_step(config)
-    _offload_optimizer(config, models, optimizer, launch.accelerator.device)
+    _offload_optimizer(config, models, optimizer, prepared.device)
     average = _build_average(config, models.policy, checkpoint)
     return Learner(optimizer, learning_rate, strategy, state, average)
 
 
-def _distribute_policy(
-    config: Config, models: Models, checkpoint: Checkpoint | None, launch: Launch
-) -> tuple[AccelerateStrategy, AdamW]:
+def _distribute_policy(prepared: PreparedRun, models: Models) -> tuple[AccelerateStrategy, AdamW]:
     """Load the weights, then let the engine wrap or shard them, then optimize what it made."""
-    policy, accelerator = models.policy, launch.accelerator
+    policy, accelerator, checkpoint = models.policy, prepared.accelerator, prepared.checkpoint
     if has_shards(accelerator) and accelerator.mixed_precision != "no":
         # The engine would do this too, but after a checkpoint's weights lose what bf16 cannot hold.
         for weight in policy.trainable_parameters():
@@ -49,8 +46,8 @@ def _distribute_policy(
             policy.load_state_tensors(checkpoint.tensors["policy"])
             policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
     with models.offload.phase("update"):
-        strategy = AccelerateStrategy(policy, accelerator, launch.processes)
-        return strategy, _build_optimizer(config, policy)
+        strategy = AccelerateStrategy(policy, accelerator, prepared.processes)
+        return strategy, _build_optimizer(prepared.config, policy)
 
 
 def _offload_optimizer(

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_grpo.builders.models import begin_with, find_start, load_models
-from glm_grpo.config import Config, effective_config
+from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource, part_of_batch
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import describe_bytes
-from glm_grpo.plan.fit import cpu_memory
+from glm_grpo.plan.machine_memory import cpu_memory
+from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.run.figures import Table
 from glm_grpo.studio.probe.credit import (
     CreditProbe,
@@ -26,7 +26,6 @@ from glm_grpo.studio.probe.figures import report_probe
 from glm_grpo.studio.probe.page import probe_tables, write_probe
 from glm_grpo.studio.probe.probe import sample_probe
 from glm_grpo.training.batches import build_batch
-from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch
 from rewards.base import has_needs
@@ -44,7 +43,6 @@ class WrittenProbe:
 
 def probe_config(
     config: Config,
-    prompts: PromptSource,
     *,
     num_prompts: int,
     noises: int,
@@ -54,8 +52,8 @@ def probe_config(
     """Sample the untrained model, and show what each reward term measures on it.
 
     Args:
-        prompts: Checked training prompts, used in batches of the size of a step.
-        num_prompts: Number of prompts to sample, at most all; the last batch may be smaller.
+        num_prompts: Number of training prompts to sample, in batches of the size of a step; at most
+            all, and the last batch may be smaller.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         laters: Compare gradients with credit by image and by place, also with these values of
             `advantage.later`; None: compare none.
@@ -67,18 +65,12 @@ def probe_config(
     if (directory / "index.html").exists():
         logger.warning("%s holds a probe, which is replaced; --output names another", directory)
     quiet_libraries()
-    config = effective_config(config).config
-    batches = _probed_batches(config, prompts, num_prompts)
-    start = find_start(config)
+    prepared = prepare(config)
+    config = prepared.config
+    batches = _probed_batches(config, prepared.prompts.training, num_prompts)
     needs_gradients = laters is not None and _has_credit_by_place(config, batches)
-    models = load_models(
-        config,
-        make_accelerator().device,
-        needs_reference=needs_gradients and config.needs_reference,
-    )
-    begin_with(models, start)
-    training = (prompts[index] for index in range(len(prompts)))
-    for line in models.scorer.check_prompts(training, of="training prompts", is_training=True):
+    models = prepared.load(needs_reference=needs_gradients and config.needs_reference)
+    for line in prepared.check_scored(models):
         logger.warning("%s", line)
     credit = _build_credit(config, models, batches, laters or ()) if needs_gradients else None
     samples = sample_probe(models, batches, config, noises=noises, credit=credit)

@@ -1,4 +1,4 @@
-"""Build the collectors of an asynchronous run."""
+"""Start the collectors of an asynchronous run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from glm_grpo.builders.models import begin_with, find_start, load_models
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.collectors.ray_collector import CollectorSetup
 from glm_grpo.collectors.source import AsynchronousSource
 from glm_grpo.config import Config
-from glm_grpo.data.prompts import PromptSource
+from glm_grpo.models.find import find_model
+from glm_grpo.prepared.loading import load_models
+from glm_grpo.prepared.prepared_run import PreparedRun
+from glm_grpo.prepared.start import begin_with, find_start
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.phase import Models
 
 
-def build_collector_models(config: Config) -> Models:
+def load_collector_models(config: Config) -> Models:
     """Load a collector's models onto its accelerator, or onto the CPU.
 
     Raises:
@@ -28,13 +30,14 @@ def build_collector_models(config: Config) -> Models:
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")
     start = find_start(config)
-    models = load_models(config, device, needs_reference=config.needs_reference)
+    model = find_model(config.model.path)
+    models = load_models(config, model, device, needs_reference=config.needs_reference)
     begin_with(models, start)
     return models
 
 
-def build_collectors(
-    config: Config, models: Models, prompts: PromptSource, cluster: RayCluster, *, first_step: int
+def start_collectors(
+    prepared: PreparedRun, models: Models, cluster: RayCluster, *, first_step: int
 ) -> AsynchronousSource:
     """Start the collectors.
 
@@ -44,7 +47,8 @@ def build_collectors(
     # Nothing else needs Ray to be installed; the cluster has been started by now.
     from glm_grpo.collectors.ray_pool import RayPool  # noqa: PLC0415
 
-    setup = CollectorSetup(config, build_collector_models, folder=str(Path.cwd()))
+    config = prepared.config
+    setup = CollectorSetup(config, load_collector_models, folder=str(Path.cwd()))
     pool = RayPool(cluster, config.asynchronous, setup)
-    batch_for_step = partial(build_batch, config, prompts)
+    batch_for_step = partial(build_batch, config, prepared.prompts.training)
     return AsynchronousSource(pool, models, config, batch_for_step, first_step=first_step)

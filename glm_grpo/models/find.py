@@ -1,10 +1,12 @@
-"""The one place that chooses a family of models."""
+"""Find a model and its family by `model.path`: the one place that chooses between families."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ from huggingface_hub import hf_hub_download
 from glm_grpo.config import TINY
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.family import ModelFamily
+from glm_grpo.models.planning import Planner
 
 _GLM_IMAGE, _JANUS_PRO = "glm_image", "janus_pro"
 
@@ -24,18 +27,49 @@ _PUBLISHED = {
 """Families of hub ids that are known without a network."""
 
 
-def family_of(path: str) -> ModelFamily:
-    """Choose the family of a model by `tiny`, the files of a folder, or those of a hub id.
+@dataclass(frozen=True)
+class FoundModel:
+    """Files of a model, and the family that reads them.
+
+    Attributes:
+        path: A folder, or a hub id.
+    """
+
+    family: ModelFamily
+    path: str
+
+    def planner(self) -> Planner:
+        """Planner for runs of the model.
+
+        Raises:
+            ModelError: The model's configs are not available.
+        """
+        return self.family.build_planner(self.path)
+
+    def known_planner(self) -> Planner | None:
+        """Like `planner`, but None for a hub id whose sizes are unknown.
+
+        A folder that is not a model is refused when it is loaded.
+        """
+        return self.planner() if self.family.knows_sizes(self.path) else None
+
+
+def find_model(path: str) -> FoundModel:
+    """Find a model by `model.path`: `tiny`, a folder, or a hub id.
 
     What belongs to no family is left to GLM-Image, which says what it lacks.
 
     Raises:
         ConfigError: It is a Janus in its original layout.
     """
-    name = _GLM_IMAGE
-    if path != TINY:
-        is_folder = Path(path).is_dir()
-        name = _family_in(path) if is_folder else _PUBLISHED.get(path) or _family_on_hub(path)
+    if path == TINY:
+        embedded = files("glm_grpo.tiny") / "weights" / "pipeline"
+        return FoundModel(_family(_GLM_IMAGE), str(embedded))
+    name = _family_in(path) if Path(path).is_dir() else _PUBLISHED.get(path) or _family_on_hub(path)
+    return FoundModel(_family(name), path)
+
+
+def _family(name: str) -> ModelFamily:
     # Imported when it is needed, because a family imports the classes of its models.
     return cast("ModelFamily", import_module(f"glm_grpo.models.{name}.family"))
 

@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from glm_grpo.builders.models import begin_with, find_start, load_models
-from glm_grpo.builders.origin import describe_origin
-from glm_grpo.builders.prompts import build_evaluation_batches, build_held_out
 from glm_grpo.config import (
     Config,
     flatten,
@@ -21,8 +18,14 @@ from glm_grpo.config import (
     with_absolute_paths,
 )
 from glm_grpo.errors import ConfigError
+from glm_grpo.models.find import find_model
 from glm_grpo.models.quiet import quiet_libraries
+from glm_grpo.prepared.loading import load_models
+from glm_grpo.prepared.prompts import held_out_batches, read_prompt_set
+from glm_grpo.prepared.provenance import describe_origin
+from glm_grpo.prepared.start import begin_with, find_start, pin_start
 from glm_grpo.run.figures import Table, change_row, interval_note
+from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint
 from glm_grpo.run.folder import (
     RunFolder,
     is_free,
@@ -45,7 +48,6 @@ from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.metrics import evaluation_metrics
-from glm_grpo.training.resume import FoundCheckpoint, find_checkpoint, pin_start
 from glm_grpo.types import Evaluation
 from rewards.problems import Problem, describe_problems
 
@@ -84,23 +86,26 @@ def evaluate_run(
     quiet_libraries()
     found = find_checkpoint(run)
     config = with_absolute_paths(_override(found.config, overrides))
-    held_out = build_held_out(config)
-    pinned = pin_start(config, found.checkpoint)
-    origin = describe_origin(pinned, held_out=held_out, training=None)
+    model = find_model(config.model.path)
+    reserved = model.family.check_model(model.path)
+    model.family.check_keys(config)
+    held_out = read_prompt_set(config.data.eval_path, config, reserved)
+    config = pin_start(config, found.checkpoint.run_state().start_step)
+    origin = describe_origin(config, model, held_out=held_out, training=None)
     for line in _changes_since(found, config, origin):
         logger.warning("%s", line)
     folder = _make_folder(found, directory)
-    start = find_start(pinned)
-    models = load_models(config, make_accelerator().device, needs_reference=False)
+    start = find_start(config)
+    models = load_models(config, model, make_accelerator().device, needs_reference=False)
     prompts = (held_out[index] for index in range(len(held_out)))
     for line in models.scorer.check_prompts(prompts, of="held-out prompts"):
         logger.warning("%s", line)
     begin_with(models, start)
-    batches = build_evaluation_batches(config, held_out)
+    batches = held_out_batches(config, held_out)
     mode = config.reward.combine
     part = evaluate(models, batches, step=0)
     before = weigh_evaluation([part], mode=mode, untrained=None)
-    models.policy.load_state_tensors(found.evaluated)
+    models.policy.load_state_tensors(found.evaluated())
     part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
     write_origin(folder, origin)

@@ -1,1 +1,0 @@
-"""Construct models, prompts, plain values and the trainer from a config; only this package does."""

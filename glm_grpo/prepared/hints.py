@@ -1,0 +1,153 @@
+"""Hints on settings and prompts that are valid, but probably not as intended."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from glm_grpo.config import TINY, Config
+from glm_grpo.config.losses import CustomLoss
+from glm_grpo.data.files import shorten
+from glm_grpo.data.prompts import PromptSource, shared_rows
+from glm_grpo.models.base import TextRule
+from glm_grpo.models.planning import Planner
+from glm_grpo.output import counted, printable
+from glm_grpo.prepared.prompts import Prompts
+from glm_grpo.prepared.rewards import ASKING
+from glm_grpo.tiny.prompts import is_known, known_form
+from rewards.texts import find_quoted_texts
+
+_MOST_NAMED = 3
+"""Largest number of prompts that a hint names."""
+_BYTES_PER_TOKEN = 4
+"""About as many as a token has in English or Chinese."""
+_FAR = 4
+"""How many times as long as usual a prompt is far longer."""
+
+
+def hint_at_credit(config: Config) -> list[str]:
+    """Hints on credit by place that has, or may have, no effect."""
+    if config.advantage.credit == "image":
+        return []
+    lines = []
+    if all(term.parts == "never" or term.weight == 0 for term in config.reward.terms.values()):
+        lines.append(
+            "advantage.credit = place: no term with a weight says which places earned its score, "
+            "so every token gets its image's advantage, as with advantage.credit=image"
+        )
+    if isinstance(config.loss, CustomLoss):
+        lines.append(
+            f"advantage.credit = place: {config.loss.function} must weigh tokens by "
+            "inputs.weighing_advantages; inputs.advantages are those of whole images"
+        )
+    return lines
+
+
+def hint_at_prompts(config: Config, prompts: Prompts, text_rule: TextRule | None) -> list[str]:
+    """Hints on prompts and weights.
+
+    Args:
+        text_rule: How the model finds texts in a prompt; None if it reads a prompt as a whole.
+    """
+    lines = [
+        f"reward.terms.{name}.weight = {weight:g}: low scores of {name} are rewarded"
+        for name, weight in config.reward.weights().items()
+        if weight < 0
+    ]
+    if config.model.path == TINY:
+        is_edit = config.data.sources > 0
+        for of, prompt_set in prompts.named():
+            rows = [
+                row
+                for row, caption in enumerate(prompt_set.captions())
+                if not is_known(caption, is_edit=is_edit)
+            ]
+            if rows:
+                lines.append(
+                    f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
+                    f"{'is' if len(rows) == 1 else 'are'} not of the form "
+                    f"{known_form(is_edit=is_edit)} that the embedded model knows: "
+                    f"{_name_some(prompt_set, rows)}"
+                )
+    if text_rule is not None:
+        lines += [
+            line for of, each in prompts.named() for line in _hint_at_quoting(text_rule, of, each)
+        ]
+    rows = shared_rows(prompts.held_out, prompts.training)
+    if rows:
+        lines.append(
+            f"{len(rows)} of {counted(len(prompts.held_out), 'held-out prompt')} "
+            f"{'is' if len(rows) == 1 else 'are'} also trained on: "
+            f"{_name_some(prompts.held_out, rows)}"
+        )
+    return lines
+
+
+def hint_at_length(prompts: Prompts, planner: Planner | None) -> list[str]:
+    """Hints on prompts that are far longer than usual, or long and far longer than the others."""
+    if planner is None:
+        return []
+    lines = []
+    usual = planner.usual_prompt_tokens * _BYTES_PER_TOKEN
+    for of, prompt_set in prompts.named():
+        sizes = [len(caption.encode()) for caption in prompt_set.captions()]
+        median = statistics.median(sizes)
+        longest = max(usual, min(_FAR * usual, _FAR * median))
+        rows = {row: f"({size:,} bytes)" for row, size in enumerate(sizes) if size > longest}
+        if rows:
+            verb = "is" if len(rows) == 1 else "are"
+            lines.append(
+                f"{len(rows)} of {len(prompt_set)} {of} prompts {verb} far longer than usual "
+                f"({usual:,} bytes; the median is {median:,.0f}): {_name_some(prompt_set, rows)}; "
+                "the longest prompt of a batch determines its time and memory: shorten or remove it"
+            )
+    return lines
+
+
+def _hint_at_quoting(rule: TextRule, of: str, prompt_set: PromptSource) -> list[str]:
+    """Hint on prompts whose quoted texts differ from those that the model finds."""
+    differing = {}
+    for row, caption in enumerate(prompt_set.captions()):
+        quoted = sorted(find_quoted_texts(caption))
+        # Models read a repeated text again.
+        read = sorted({text.strip() for text in rule.find(caption) if text.strip()})
+        if read != quoted:
+            differing[row] = f"{_list_some(read)} for {_list_some(quoted)}"
+    if not differing:
+        return []
+    return [
+        f"in {len(differing)} of {counted(len(prompt_set), f'{of} prompt')} the model reads other "
+        f"texts than the quoted ones: {_name_some(prompt_set, differing)}; {rule.advice}"
+    ]
+
+
+def list_texts(config: Config, prompts: Prompts) -> list[str]:
+    """Lines on the texts that the reward asks for; empty if no term reads them."""
+    if not any("text" in term.needs() for term in config.reward.terms.values()):
+        return []
+    lines = []
+    for of, prompt_set in prompts.named():
+        asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
+        named = f": {_name_some(prompt_set, asked)}" if asked else f"; a prompt {ASKING}"
+        ask = "asks" if len(asked) == 1 else "ask"
+        all_prompts = counted(len(prompt_set), f"{of} prompt")
+        lines.append(f"{len(asked)} of {all_prompts} {ask} for a text{named}")
+    return lines
+
+
+def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:
+    """Ids of the first prompts, with a remark on each."""
+    said = rows if isinstance(rows, Mapping) else dict.fromkeys(rows, "")
+    # Accessing a prompt loads its pictures.
+    named = [
+        printable(f"{prompt_set[row].prompt_id} {text}".rstrip())
+        for row, text in islice(said.items(), _MOST_NAMED)
+    ]
+    return ", ".join([*named, *(["..."] if len(said) > _MOST_NAMED else [])])
+
+
+def _list_some(texts: Sequence[str]) -> str:
+    """The first texts, each shortened."""
+    shown = [*map(shorten, texts[:_MOST_NAMED]), *(["..."] if len(texts) > _MOST_NAMED else [])]
+    return " and ".join(shown) or "nothing"

@@ -1,0 +1,132 @@
+"""Load the models of a run, and place them on their devices."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glm_grpo.config import Config
+from glm_grpo.config.losses import CustomLoss
+from glm_grpo.models.base import DTYPES, Quantization
+from glm_grpo.models.family import ModelFamily
+from glm_grpo.models.find import FoundModel
+from glm_grpo.models.offload import ModulePart, Movable, Offload
+from glm_grpo.plan.processes import refuse_without_accelerator
+from glm_grpo.training.phase import Models, out_of_memory_explained
+from rewards.build import build_scorer
+
+logger = logging.getLogger(__name__)
+
+
+def load_models(
+    config: Config,
+    model: FoundModel,
+    device: torch.device,
+    *,
+    needs_reference: bool,
+    is_sharded: bool = False,
+) -> Models:
+    """Load all models and place them on their devices.
+
+    Args:
+        needs_reference: Whether a KL to the untrained policy has a weight.
+        is_sharded: Whether the engine places the policy's weights in shards.
+
+    Raises:
+        ConfigError: 4-bit weights are requested without an accelerator, or the function of a custom
+            loss cannot be imported.
+        MemoryLimitError: Memory ran out.
+        ModelError: The model cannot be loaded.
+        RewardError: A term cannot be built.
+    """
+    if isinstance(config.loss, CustomLoss):
+        config.loss.load()
+    refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
+    with out_of_memory_explained("loading", f"{config.model.path} in {config.model.dtype}"):
+        started = time.perf_counter()
+        pipeline = model.family.load_pipeline(
+            model.path,
+            dtype=DTYPES[config.model.dtype],
+            quantization=Quantization(
+                language=config.model.quantization, decoder=config.decode.quantization
+            ),
+            quantize_on=device,
+        )
+        logger.info(
+            "loaded %s of %s in %.1f s",
+            model.family.describe(pipeline),
+            config.model.path,
+            time.perf_counter() - started,
+        )
+        return place_models(
+            config,
+            model.family,
+            pipeline,
+            device,
+            needs_reference=needs_reference,
+            is_sharded=is_sharded,
+        )
+
+
+def place_models(
+    config: Config,
+    family: ModelFamily,
+    pipeline: Any,
+    device: torch.device,
+    *,
+    needs_reference: bool,
+    is_sharded: bool = False,
+) -> Models:
+    """Place the parts of a loaded pipeline, and the reward terms, on their devices.
+
+    Arguments as in `load_models`.
+    """
+    is_on_cuda = device.type == "cuda"
+    if is_on_cuda:
+        _keep_compiled()
+    policy = family.build_policy(
+        config,
+        pipeline,
+        needs_reference=needs_reference,
+        is_compiling=is_on_cuda and config.model.compile and not is_sharded,
+    )
+    decoder = family.build_decoder(
+        config,
+        pipeline,
+        is_compiling=is_on_cuda and config.decode.compile and config.decode.quantization is None,
+    )
+    is_offloading = config.offload != "none" and device.type != "cpu"
+    started = time.perf_counter()
+    scorer = build_scorer(config.reward, torch.device("cpu") if is_offloading else device)
+    seconds = time.perf_counter() - started
+    logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
+    reads_pictures = config.data.sources > 0 or config.reads_targets
+    modules = {
+        # An unused vision tower stays on the CPU; no phase uses it.
+        "vision": policy.source_modules() if reads_pictures else (),
+        "policy": policy.modules(),
+        "reference": policy.reference_modules(),
+        "decoder": decoder.modules(),
+        "rewards": scorer.modules(),
+    }
+    parts: dict[str, Movable] = {}
+    for name, group in modules.items():
+        if name == "policy" and is_sharded:
+            continue
+        if is_offloading:
+            parts[name] = ModulePart(group, device=device)
+        else:
+            for module in group:
+                module.to(device)
+    return Models(policy=policy, decoder=decoder, scorer=scorer, offload=Offload(parts))
+
+
+def _keep_compiled() -> None:
+    """Let Inductor keep compiled code in the user's cache for the next run."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "glm-grpo" / "inductor"))

@@ -1,0 +1,110 @@
+"""Check that prompts and reward terms fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from glm_grpo.config import Config
+from glm_grpo.data.prompts import PromptSource
+from glm_grpo.errors import ConfigError
+from glm_grpo.prepared.prompts import Prompts
+from rewards.problems import Problem, describe_problems
+from rewards.score import Scorer
+from rewards.types import Prompt
+
+ASKING = "asks for a text in quotation marks, or by the field `text`"
+"""What a prompt does to which a term of texts applies."""
+
+
+def check_used(config: Config, prompts: Prompts) -> None:
+    """Refuse terms with a weight that apply to no training prompt, as far as the config tells.
+
+    Their weight would go to the others. A run that began so may be resumed.
+
+    Raises:
+        ConfigError: There are such terms; the message says what the prompts lack.
+    """
+    reward, training = config.reward, prompts.training
+    if config.train.method == "sft" or config.train.resume is not None:
+        return
+    ids, texts = training.ids(), training.texts()
+    lacks_target, lacks_source = not training.has_targets(), config.data.sources == 0
+    unused: dict[str, list[str]] = {}
+    weights = {name: abs(weight) for name, weight in reward.weights().items() if weight != 0}
+    for name in weights:
+        needs, only = reward.terms[name].needs(), reward.terms[name].only
+        rows = [row for row, prompt_id in enumerate(ids) if fnmatchcase(prompt_id, only)]
+        for is_lacking, lack in (
+            (not rows, f"has an id that matches `only`, {only!r}"),
+            ("target" in needs and lacks_target, "has a target image, by the field `target`"),
+            ("source" in needs and lacks_source, "has a source image, because data.sources is 0"),
+            ("text" in needs and not any(texts[row] for row in rows), ASKING),
+        ):
+            if is_lacking:
+                unused.setdefault(lack, []).append(name)
+                break
+    if not unused:
+        return
+    names = [name for each in unused.values() for name in each]
+    share = sum(weights[name] for name in names) / sum(weights.values())
+    lacks = "; ".join(f"{' and '.join(each)}: none {lack}" for lack, each in unused.items())
+    remedy = " ".join(f"{name}=null" for name in names)
+    if not reward.allow_untied and not any(
+        reward.terms[name].needs() for name in weights if name not in names
+    ):
+        clip = "clip_score" if "clip_score" in reward.terms else "+reward.terms.clip_score.weight"
+        remedy += f" and add a term that applies to every prompt ({clip}=0.5)"
+    raise ConfigError(
+        f"reward.terms: {share:.0%} of the weight applies to none of the {len(training)} training "
+        f"prompts ({lacks}), and would go to the other terms. Give the prompts what they lack, or "
+        f"leave these terms out: {remedy}"
+    )
+
+
+def check_targets(config: Config, prompts: Prompts) -> None:
+    """Refuse to learn from target images where no training prompt has one.
+
+    Raises:
+        ConfigError: No training prompt has one.
+    """
+    if not config.reads_targets or prompts.training.has_targets():
+        return
+    key, value, remedy = (
+        ("train.method", "sft", "set train.method=grpo")
+        if config.train.method == "sft"
+        else (
+            "anchor.weight",
+            config.anchor.weight,
+            "set anchor.weight=0 and leave anchor.final_weight out",
+        )
+    )
+    rule = f"none of the {len(prompts.training)} training prompts has a target image to learn from"
+    problem = Problem(key, value, rule, f"give the prompts targets, or {remedy}")
+    raise ConfigError(describe_problems([problem]))
+
+
+def check_scored(config: Config, scorer: Scorer, prompts: Prompts) -> list[str]:
+    """Refuse prompts that no term can score; returns lines on terms that apply to few prompts.
+
+    Raises:
+        RewardError: See `Scorer.check_prompts`.
+    """
+    lines = []
+    for of, prompt_set in prompts.named():
+        is_training = prompt_set is prompts.training
+        # The training prompts of a supervised run are not scored.
+        if not (is_training and config.train.method == "sft"):
+            lines += scorer.check_prompts(
+                _each(prompt_set), of=f"{of} prompts", is_training=is_training
+            )
+    if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
+        lines.append(
+            f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
+            "prompts, so none is left to replace one; add prompts or lower rollout.prompts_per_step"
+        )
+    return lines
+
+
+def _each(prompt_set: PromptSource) -> Iterator[Prompt]:
+    return (prompt_set[index] for index in range(len(prompt_set)))

@@ -1,0 +1,80 @@
+"""Compare the settings of a run with those that it is resumed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from glm_grpo.config import (
+    Config,
+    config_differences,
+    flatten,
+    local_paths,
+    shell_override,
+    with_absolute_paths,
+)
+from glm_grpo.errors import CheckpointError
+from glm_grpo.run.config import read_config
+from glm_grpo.run.finding import resume_command, split_path
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.origin import read_origin
+
+_MOST_SHOWN = 3
+"""Changed keys, at most, whose values an error shows."""
+
+
+def refuse_other_settings(path: Path, config: Config) -> None:
+    """Refuse to resume a run with settings other than its own.
+
+    Args:
+        path: Run folder, or a checkpoint in it.
+
+    Raises:
+        CheckpointError: Settings differ, or the run cannot be read.
+    """
+    folder, _ = split_path(path)
+    stored = read_config(folder)
+    by_content = compared_by_content(folder, config)
+    differences = [
+        key
+        for key in config_differences(*map(with_absolute_paths, (stored, config)))
+        if key not in by_content
+    ]
+    if differences:
+        is_longer = config.train.steps > stored.train.steps
+        longer = f". To train longer, {train_longer(folder, stored)}" if is_longer else ""
+        raise CheckpointError(
+            f"the run in {folder.path} has other settings in its config.yaml "
+            f"({_list_changes(stored, config, differences)}); start a new run without "
+            f"train.resume, or continue with the run's own: {resume_command(path)}{longer}"
+        )
+
+
+def compared_by_content(folder: RunFolder, config: Config) -> set[str]:
+    """Keys of files that are compared by content, because files may have been moved."""
+    origin = read_origin(folder)
+    if origin is None:
+        return set()
+    return {"data.path", "data.eval_path", *origin.files} & local_paths(config).keys()
+
+
+def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:
+    """Keys with their values; of many, the first keys and the number of the others."""
+    if len(keys) > _MOST_SHOWN:
+        return f"{', '.join(keys[:_MOST_SHOWN])} and {len(keys) - _MOST_SHOWN} more"
+    before, after = flatten(stored.model_dump()), flatten(given.model_dump())
+    return ", ".join(f"{key}: {before.get(key)} in the run, {after.get(key)} here" for key in keys)
+
+
+def train_longer(folder: RunFolder, config: Config) -> str:
+    """What to do for more steps than a run was given; begins in lower case."""
+    steps = 2 * config.train.steps
+    train = config.train.model_copy(update={"steps": steps})
+    if not config_differences(config, config.model_copy(update={"train": train})):
+        return f"raise train.steps: {resume_command(folder.path, f'train.steps={steps}')}"
+    return (
+        f"start a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
+        "can change only in a run that was started with optim.schedule=constant and without "
+        "anchor.final_weight, because the cosine schedule and the anchor weight both end at "
+        "the last step"
+    )
