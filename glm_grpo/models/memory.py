@@ -29,11 +29,8 @@ from glm_grpo.models.planning import (
     Planner,
     ScorerSizes,
 )
-
-PREFILLED_AT_ONCE = 8
-"""Prompts per forward pass of a rollout."""
-CHUNK_ENTRIES = 2**24
-"""Logits that replay computes at once: 64 MB in fp32. Twice as many if the head is trained."""
+from glm_grpo.models.sampling import PREFILLED_AT_ONCE
+from glm_grpo.models.token_scores import CHUNK_ENTRIES, TRAINED_CHUNK_ENTRIES
 
 _FLOAT32, _HALF = 4, 2
 _IN_HALF, _IN_FULL = 4, 4
@@ -211,7 +208,7 @@ def update_activations(planner: Planner, model: ModelSettings, sizes: BatchSizes
     kept = language.layers * (a_state if model.is_checkpointing else a_layer)
     backward = language.backward_states * a_state + model.is_checkpointing * a_layer
     scored = sizes.micro_batch_size * generated
-    chunk = min(CHUNK_ENTRIES * (1 + is_full), scored * language.drawn)
+    chunk = min(TRAINED_CHUNK_ENTRIES if is_full else CHUNK_ENTRIES, scored * language.drawn)
     head = _AT_HEAD * a_state + _CHUNK_BYTES * chunk
     peak = kept + max(backward, head)
     if sizes.is_truncated:

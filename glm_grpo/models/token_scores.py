@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from glm_grpo.models.memory import CHUNK_ENTRIES
-
 _LOWEST = -1e4
 """Replaces -inf where a product with 0 must be 0; exp(-1e4) is 0 in fp32."""
 
+CHUNK_ENTRIES = 2**24
+"""Logits that exist at once: 64 MB in fp32."""
+
 TRAINED_CHUNK_ENTRIES = 2 * CHUNK_ENTRIES
-"""Logits per chunk for a trained head, where fewer chunks mean less to recompute: 1280 tokens of
-the published codebook are one chunk."""
+"""The same for a trained head, where fewer chunks mean less to recompute: 1280 tokens of the
+published codebook are one chunk."""
 
 
 @dataclass(frozen=True)

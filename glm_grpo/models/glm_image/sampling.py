@@ -26,7 +26,7 @@ from glm_grpo.models.glm_image.fast.token_step import TokenStep
 from glm_grpo.models.glm_image.network import GlmImageNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
-from glm_grpo.models.memory import PREFILLED_AT_ONCE
+from glm_grpo.models.sampling import prefill as prefill_rows
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 
@@ -115,7 +115,7 @@ def prefill(
     *,
     attention_mask: Int64[Tensor, "P L"] | None,
 ) -> tuple[Float[Tensor, "P D"], DynamicCache]:
-    """Prefill prompts in chunks, because an evaluation has many more of them than a training step.
+    """Read prompts, see `glm_grpo.models.sampling.prefill`.
 
     Args:
         input_ids: Token ids, padded on the left.
@@ -125,25 +125,24 @@ def prefill(
     Returns:
         The last hidden state of each prompt, and the keys and values of all prompts.
     """
-    hidden_states: list[Tensor] = []
-    caches: list[DynamicCache] = []
-    for start in range(0, len(input_ids), PREFILLED_AT_ONCE):
-        rows = slice(start, start + PREFILLED_AT_ONCE)
-        caches.append(DynamicCache())
-        read = language_model(
+
+    def read(rows: slice, cache: DynamicCache) -> Tensor:
+        states: Tensor = language_model(
             input_ids=input_ids[rows],
             attention_mask=None if attention_mask is None else attention_mask[rows],
             position_ids=position_ids[:, rows],
-            past_key_values=caches[-1],
+            past_key_values=cache,
             use_cache=True,
-        )
-        hidden_states.append(read.last_hidden_state[:, -1])
+        ).last_hidden_state
+        return states
+
+    hidden_states, caches = prefill_rows(read, len(input_ids))
     if len(caches) == 1:
-        return hidden_states[0], caches[0]
+        return hidden_states, caches[0]
     joined = DynamicCache()
     for index, layers in enumerate(zip(*(cache.layers for cache in caches), strict=True)):
         keys, values = (
             torch.cat([getattr(x, name) for x in layers]) for name in ("keys", "values")
         )
         joined.update(keys, values, index)
-    return torch.cat(hidden_states), joined
+    return hidden_states, joined

@@ -10,14 +10,14 @@ from functools import partial
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import DynamicCache
 
 from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, draw_uniforms, join_drawn
 from glm_grpo.models.janus_pro.network import JanusNetwork, positions
 from glm_grpo.models.janus_pro.prompt_inputs import PromptInputs
 from glm_grpo.models.janus_pro.token_step import StepBuilder, TokenStep
 from glm_grpo.models.lora import held_factors
-from glm_grpo.models.memory import PREFILLED_AT_ONCE
+from glm_grpo.models.sampling import prefill
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 
@@ -100,18 +100,17 @@ def draw_next(
 
 def _prefill(
     network: JanusNetwork, input_ids: Int64[Tensor, "R L"], mask: Int64[Tensor, "R L"] | None
-) -> tuple[Float[Tensor, "R D"], list[Cache]]:
-    """Read prompts in chunks: the last state of each row, and the cache of each chunk."""
-    states, caches = [], []
-    for start in range(0, len(input_ids), PREFILLED_AT_ONCE):
-        rows = slice(start, start + PREFILLED_AT_ONCE)
-        caches.append(DynamicCache())
-        read = network.language_model(
+) -> tuple[Float[Tensor, "R D"], list[DynamicCache]]:
+    """Read prompts, see `glm_grpo.models.sampling.prefill`."""
+
+    def read(rows: slice, cache: DynamicCache) -> Tensor:
+        states: Tensor = network.language_model(
             input_ids=input_ids[rows],
             attention_mask=None if mask is None else mask[rows],
             position_ids=None if mask is None else positions(mask[rows]),
-            past_key_values=caches[-1],
+            past_key_values=cache,
             use_cache=True,
-        )
-        states.append(read.last_hidden_state[:, -1])
-    return torch.cat(states), caches
+        ).last_hidden_state
+        return states
+
+    return prefill(read, len(input_ids))

@@ -1,0 +1,33 @@
+"""What the samplers of all families share: how prompts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+PREFILLED_AT_ONCE = 8
+"""Prompts per forward pass of a rollout."""
+
+
+def prefill(
+    read: Callable[[slice, DynamicCache], Tensor], num_rows: int
+) -> tuple[Float[Tensor, "R D"], list[DynamicCache]]:
+    """Read prompts in chunks, because an evaluation has many more of them than a training step.
+
+    Args:
+        read: Reads some rows with an empty cache, and returns the states of all their tokens.
+        num_rows: R, rows of the language model.
+
+    Returns:
+        The last state of each row, and the keys and values of each chunk.
+    """
+    states: list[Tensor] = []
+    caches: list[DynamicCache] = []
+    for start in range(0, num_rows, PREFILLED_AT_ONCE):
+        caches.append(DynamicCache())
+        states.append(read(slice(start, start + PREFILLED_AT_ONCE), caches[-1])[:, -1])
+    return torch.cat(states), caches
