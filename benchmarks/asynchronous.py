@@ -10,7 +10,6 @@ fills. Ray must be installed.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -24,6 +23,8 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 from rewards.types import Prompt
 
 TARGET = Target("at least", 1.6)
@@ -116,9 +117,9 @@ def images_per_second(steps: int, *overrides: str) -> float:
         if done.returncode != 0:
             sys.stderr.write(done.stdout + done.stderr)
             raise SystemExit(f"train.py ended with exit code {done.returncode}")
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        rows = read_metrics(RunFolder(run_dir))
     # The evaluation after the last step is not part of that step's time.
-    seconds = [float(json.loads(line)["time/step"]) for line in lines[1 + FILLING :]]
+    seconds = [float(row["time/step"] or 0) for row in rows[1 + FILLING :]]
     return PROMPTS * GROUP / statistics.mean(seconds)
 
 

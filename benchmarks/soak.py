@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.timing import ROOT
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 
 WARM_UP = 0.2
 """Fraction of the steps to ignore."""
@@ -148,11 +150,10 @@ def watch_run(directory: Path, steps: int, overrides: Sequence[str]) -> Iterator
     seen = 0
     while seen < steps and process.poll() is None:
         time.sleep(0.05)
-        lines = _lines(run_dir / "metrics.jsonl")
-        # Line 0 belongs to step 0.
-        if len(lines) - 1 > seen:
-            seen = len(lines) - 1
-            seconds = json.loads(lines[seen])["time/step"]
+        rows = read_metrics(RunFolder(run_dir))
+        if len(rows) - 1 > seen:
+            seen = len(rows) - 1
+            seconds = float(rows[seen]["time/step"] or 0)
             try:
                 yield _look_at(process.pid, run_dir, step=seen, seconds=seconds)
             except (FileNotFoundError, KeyError):
@@ -190,11 +191,6 @@ def measure_growth(sightings: Sequence[Sighting]) -> list[Growth]:
             )
         )
     return growths
-
-
-def _lines(path: Path) -> list[str]:
-    """Complete lines."""
-    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def _look_at(pid: int, run_dir: Path, *, step: int, seconds: float) -> Sighting:

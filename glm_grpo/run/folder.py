@@ -69,7 +69,7 @@ class RunFolder:
     origin_path = _Place("origin.json")
     """Digests of prompts, files and code that the run began with, and versions."""
     metrics_path = _Place("metrics.jsonl")
-    """Metrics: one JSON object per line, one line per step."""
+    """Metrics: one JSON object per line, one line per step and one per evaluation."""
     canaries_path = _Place("canaries.json")
     """Bands of the canaries, measured on the untrained model."""
     tracker_ids_path = _Place("trackers.json")

@@ -35,9 +35,8 @@ from glm_grpo.run.folder import (
 from glm_grpo.run.tables import (
     CREDIT,
     PIECES,
-    MetricsRow,
     Weighing,
-    read_metrics,
+    read_metrics_lines,
     weighing_metadata,
 )
 from glm_grpo.run.trackers import EMPTY_RUN_INFO, Trackers
@@ -83,7 +82,9 @@ class Recorder:
         self._combine = combine
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line to `metrics.jsonl`; values that are not finite are stored as null.
+        """Append metrics of a step, or of its evaluation, as one line to `metrics.jsonl`.
+
+        Values that are not finite are stored as null.
 
         Raises:
             StorageError: Writing failed; earlier lines stay.
@@ -102,15 +103,6 @@ class Recorder:
             pictures: Its images as PNG files, see `encode`.
         """
         self._trackers.log_groups(experience, pictures, step)
-
-    def amend_step(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics to the line of the last recorded step."""
-        *rows, last = read_metrics(self._folder)
-        self._rewrite_metrics([*rows, last | _finite(metrics)])
-
-    def _rewrite_metrics(self, rows: Sequence[MetricsRow]) -> None:
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        write_atomically(self._folder.metrics_path, lines.encode())
 
     def record_rollout(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
         """Store what was sampled, scored and trained on in `step`, one row per image.
@@ -172,7 +164,7 @@ class Recorder:
         same `metrics.jsonl` as an uninterrupted one. Checkpoints are not touched.
         """
         folder = self._folder
-        rows = [row for row in read_metrics(folder) if int(row["step"] or 0) <= step]
+        lines = [line for line in read_metrics_lines(folder) if int(line["step"] or 0) <= step]
         self._trackers.go_on_after(step)
         # Not in subfolders: some belong to trackers.
         remove_leftovers(folder.path)
@@ -186,7 +178,8 @@ class Recorder:
                     remove(path)
         # Last, because tables without a metrics line look like a run that lost its metrics.
         if folder.metrics_path.exists():
-            self._rewrite_metrics(rows)
+            content = "".join(json.dumps(line) + "\n" for line in lines)
+            write_atomically(folder.metrics_path, content.encode())
 
     def close(self) -> None:
         """Finish the trackers."""

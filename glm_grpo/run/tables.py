@@ -30,7 +30,7 @@ from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
 MetricsRow = dict[str, int | float | None]
-"""One line of `metrics.jsonl`: `step` and the metrics; None stands for a value not finite."""
+"""`step` and its metrics; None stands for a value not finite."""
 
 METADATA_KEY = b"glm_grpo"
 """Key in the schema metadata of a table; its JSON holds `schema` and the fields of `Weighing`."""
@@ -125,10 +125,19 @@ def describe_misfit(error: ValidationError) -> str:
 
 
 def read_metrics(folder: RunFolder) -> list[MetricsRow]:
-    """Read all lines of `metrics.jsonl` in order; None stands for a value that was not finite.
+    """Read the metrics of all steps in order, one row each; empty for a run without metrics.
 
-    A last line truncated by a kill is left out; a run without metrics gives an empty list.
+    The lines of a step are joined: its own, and that of its evaluation, whose values replace
+    earlier ones of the same name. Runs of versions up to 0.2 have a single line per step.
     """
+    rows: dict[int, MetricsRow] = {}
+    for line in read_metrics_lines(folder):
+        rows.setdefault(int(line["step"] or 0), {}).update(line)
+    return list(rows.values())
+
+
+def read_metrics_lines(folder: RunFolder) -> list[MetricsRow]:
+    """Read the lines of `metrics.jsonl` in order, without a last one that a kill cut off."""
     path = folder.metrics_path
     if not path.exists():
         return []

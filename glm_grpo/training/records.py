@@ -276,7 +276,7 @@ class Records:
                 of_step = read_metrics(self.folder)[-1].get("canary/departures") or 0.0
                 departures = of_step + len(reading.departures)
                 metrics |= {**reading.metrics, "canary/departures": departures}
-            self._files.amend_step(metrics)
+            self._files.record_step(evaluation.step, metrics)
             self._files.track_step(evaluation.step, metrics)
             return StepRecord(metrics, reading.departures)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import torch
 from glm_grpo.config import compose_config
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.grpo import losses as product_losses
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,8 +72,7 @@ def test_steps_are_those_of_the_trainer(example, make_trainer, monkeypatch, caps
     )
     trainer, _, run_dir = make_trainer(*overrides)
     trainer.run()
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    wanted = [json.loads(line) for line in lines if json.loads(line)["step"] > 0]
+    wanted = [row for row in read_metrics(RunFolder(run_dir)) if row["step"] > 0]
 
     monkeypatch.setattr(example, "ROWS", 3)
     small = ("decode.steps=2", "rollout.height=64", "rollout.width=64")

@@ -223,6 +223,7 @@ def record_steps(recorder: Recorder, first: int, last: int) -> None:
         recorder.record_step(step, {"reward/mean": step / 7, "loss/total": math.nan})
         record_rollout(recorder, make_experience(), step)
         recorder.record_evaluation(make_evaluation(step))
+        recorder.record_step(step, {"eval/total": step / 3})
 
 
 def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_pa
     record_steps(killed, 1, 3)
     # Killed while it wrote step 4.
     with (tmp_path / "resumed" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "rewa')
+        file.write('{"step": 4, "reward/mean": 0.5}\n{"step": 4, "eval/to')
     (tmp_path / "resumed" / "rollouts" / ".step-000004.parquet.9.tmp").write_bytes(b"PAR1")
     (tmp_path / "resumed" / "images" / ".step-000004.9.tmp").mkdir()
     (tmp_path / "resumed" / "images" / "targets" / ".sign.png.9.tmp").write_bytes(b"")

@@ -51,17 +51,41 @@ def test_files_that_a_run_has_not_written_yet_are_empty(tmp_path: Path) -> None:
     assert (read_metrics(folder), read_bands(folder), read_run_ids(folder)) == ([], None, {})
 
 
-def test_a_last_line_of_metrics_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    assert read_metrics(RunFolder(tmp_path)) == [{"step": 1}]
-
-
 def test_metrics_are_read_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": null, "b": 7, "c": 0.5, "d": 2.0}\n')
     (row,) = read_metrics(RunFolder(tmp_path))
     assert row == {"step": 1, "a": None, "b": 7, "c": 0.5, "d": 2.0}
     # So that a resumed run leaves the same file.
     assert [type(row[name]) for name in "bd"] == [int, float]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # Until version 0.2, an evaluation was added to the line of its step.
+        [
+            '{"step": 0, "eval/total": 0.25}',
+            '{"step": 1, "canary/departures": 1.0, "eval/total": null}',
+            '{"step": 2, "canary/departures": 0.0}',
+        ],
+        [
+            '{"step": 0, "eval/total": 0.25}',
+            '{"step": 1, "canary/departures": 0.0}',
+            '{"step": 1, "eval/total": null, "canary/departures": 1.0}',
+            '{"step": 2, "canary/departures": 0.0}',
+            '{"step": 2, "eval/to',
+        ],
+    ],
+    ids=["a line per step", "a line per evaluation, the last one cut off"],
+)
+def test_metrics_are_a_row_per_step(lines: list[str], tmp_path: Path) -> None:
+    whole = [*lines, ""] if lines[-1].endswith("}") else lines
+    (tmp_path / "metrics.jsonl").write_text("\n".join(whole))
+    assert read_metrics(RunFolder(tmp_path)) == [
+        {"step": 0, "eval/total": 0.25},
+        {"step": 1, "canary/departures": 1.0, "eval/total": None},
+        {"step": 2, "canary/departures": 0.0},
+    ]
 
 
 TABLE = pyarrow.table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
@@ -325,16 +326,18 @@ def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evalu
     assert ["eval/total" in row for row in run.rows()] == [True, True, False]
 
     def killed(*_: Any) -> None:
+        with run.folder.metrics_path.open("a") as file:
+            file.write('{"step": 2, "eval/tot')
         raise KeyboardInterrupt
 
     def at_step_2(scores: Tensor, prompt: Any, step: int) -> Tensor:
         """A resumed run begins with the evaluation of step 2."""
         return rise(scores, prompt, step or 2)
 
-    # It is made up for, also where a kill came before its line was written.
+    # It is made up for, also where a kill cut off its line.
     resumed = make_run(*often, "train.resume=auto", change=at_step_2)
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "amend_step", killed)
+        patch.setattr(Recorder, "record_step", killed)
         with pytest.raises(KeyboardInterrupt):
             resumed.trainer.run()
     resumed = make_run(*often, "train.resume=auto", change=at_step_2)
@@ -346,6 +349,26 @@ def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evalu
         assert [row.get(name) for row in run.rows()] == [row.get(name) for row in whole.rows()]
     for each in (run, whole):
         assert load_checkpoint(newest_checkpoint(each.folder)).metadata["best_step"] == 2
+
+
+def test_a_run_with_evaluations_in_the_lines_of_their_steps_goes_on(make_run: Any) -> None:
+    def fail(run: Run, step: int) -> None:
+        if step == 3:
+            raise RewardError("the scorer is gone")
+
+    often = ("train.steps=3", "train.eval_every=1", "train.checkpoint_every=9")
+    run = make_run(*often, change=rise, at_step=fail)
+    run.fail(RewardError)
+    # As versions up to 0.2 wrote them.
+    old = "".join(f"{json.dumps(row)}\n" for row in run.rows())
+    run.folder.metrics_path.write_text(f'{old}{{"step": 3, "reward/me')
+    make_run(*often, "train.resume=auto", change=rise).trainer.run()
+    assert run.folder.metrics_path.read_text().startswith(f'{old}{{"step": 3, "reward/mean"')
+    whole = make_run(*often, folder="whole", change=rise)
+    whole.trainer.run()
+    for name in ("eval/total", "reward/mean", "optim/grad_norm"):
+        assert [row.get(name) for row in run.rows()] == [row.get(name) for row in whole.rows()]
+    assert load_checkpoint(newest_checkpoint(run.folder)).metadata["best_step"] == 2
 
 
 def test_totals_of_evaluations_compare_across_steps_and_the_best_checkpoint_is_kept(
@@ -415,44 +438,31 @@ def test_flat_groups_are_replaced_stored_and_counted(make_run: Any) -> None:
 def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
     make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events: list[str] = []
     third = threading.Event()
+    recorded: dict[int, list[tuple[int, bool]]] = {}
+    write, save = Recorder.record_rollout, saver.save_checkpoint
 
-    def report(owner: Any, name: str, event: Callable[..., str]) -> None:
-        act = getattr(owner, name)
-
-        def reported(*arguments: Any, **options: Any) -> Any:
-            result = act(*arguments, **options)
-            events.append(event(*arguments, **options))
-            return result
-
-        monkeypatch.setattr(owner, name, reported)
-
-    report(Recorder, "record_step", lambda _, step, metrics: f"line {step}")
-    report(Recorder, "record_evaluation", lambda _, evaluation: f"evaluation {evaluation.step}")
-    report(saver, "save_checkpoint", lambda *_, step, **__: f"checkpoint {step}")
-    record_rollout = Recorder.record_rollout
-
-    def slow(recorder: Recorder, experience: Any, pictures: Any, step: int) -> None:
+    def write_late(recorder: Recorder, experience: Any, pictures: Any, step: int) -> None:
         if step == 2:
             # Were it written before step 3 began, nobody would set it.
             assert third.wait(60)
-        record_rollout(recorder, experience, pictures, step)
+        write(recorder, experience, pictures, step)
+
+    def save_after_records(*arguments: Any, step: int, **options: Any) -> Any:
+        recorded[step] = [(row["step"], "eval/total" in row) for row in run.rows()]
+        return save(*arguments, step=step, **options)
 
     def at_step(run: Run, step: int) -> None:
-        events.append(f"step {step}")
         if step == 3:
             third.set()
+        assert [*recorded] == ([3] if step == 4 else [])
 
-    monkeypatch.setattr(Recorder, "record_rollout", slow)
+    monkeypatch.setattr(Recorder, "record_rollout", write_late)
+    monkeypatch.setattr(saver, "save_checkpoint", save_after_records)
     run = make_run("train.checkpoint_every=3", "train.eval_every=3", at_step=at_step)
     run.trainer.run()
-    assert [event for event in events if not event.startswith("step")] == [
-        *("evaluation 0", "line 0", "line 1", "line 2", "line 3", "evaluation 3", "checkpoint 3"),
-        *("line 4", "evaluation 4", "checkpoint 4"),
-    ]
-    assert events.index("step 3") < events.index("line 2")
-    assert events.index("checkpoint 3") < events.index("step 4")
+    first = [(0, True), (1, False), (2, False), (3, True)]
+    assert recorded == {3: first, 4: [*first, (4, True)]}
 
 
 @pytest.mark.parametrize("every", [1, 1000], ids=["at its checkpoint", "at the next step"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_metrics
 from tests.programs import Program, Programs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -121,7 +122,7 @@ def launcher(programs, tmp_path_factory):
 
 def metrics_of(run: Path) -> list[dict[str, float | None]]:
     """All metrics that do not depend on the clock or on memory."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(RunFolder(run))
     timed = ("time/", "throughput/", "memory/")
     return [{name: row[name] for name in sorted(row) if not name.startswith(timed)} for row in rows]
 

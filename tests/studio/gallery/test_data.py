@@ -94,7 +94,7 @@ def test_time_left_counts_the_evaluations_to_come(run: Any) -> None:
     to_come = 40 // every
     left = 2.0 * (40 - every)
     assert written(run, "run")["seconds_left"] == left + 7.0 * to_come
-    run.recorder.amend_step({"time/evaluation": 9.0})
+    run.recorder.record_step(every, {"time/evaluation": 9.0})
     assert written(run, "run")["seconds_left"] == left + 9.0 * (to_come - 1)
 
 

@@ -91,7 +91,7 @@ def test_update_gallery_step_by_step_ends_like_a_whole_rebuild(run: Any) -> None
         assert f"step-{step:06d}/kite-0.webp" in run.files("thumbs")
         if step in (4, 11):
             run.record_evaluation(step)
-            run.recorder.amend_step({"eval/total": 0.75})
+            run.recorder.record_step(step, {"eval/total": 0.75})
             update_gallery(run.folder, step)
             assert run.data("run")["evaluations"][-1]["step"] == step
             assert run.data(f"evaluation-{step:06d}")["groups"][0]["prompt_id"] == "kite"
