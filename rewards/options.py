@@ -32,7 +32,7 @@ LARGEST_INT = 2**63 - 1
 LONGEST_WAIT = 1e6
 """Seconds, eleven days; sockets can wait for at most 24 days."""
 
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FUNCTION = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 
 _Value = TypeVar("_Value")
@@ -113,15 +113,20 @@ def _check_url(url: str) -> str:
 
 
 def _check_function(name: str) -> str:
+    module, _, function = name.rpartition(":")
     if not _FUNCTION.fullmatch(name):
-        module, _, function = name.removesuffix(".py").replace(":", ".").rpartition(".")
-        remedy = f"write {module or 'my_module'}:{function or 'my_function'}"
-        raise problem_at((), name, "must be of the form module:function", remedy)
-    return name
+        remedy = "write my_folder/my_file.py:my_function"
+        raise problem_at(
+            (), name, "must be of the form file.py:function or module:function", remedy
+        )
+    if module in ("glm_grpo", "rewards"):
+        rule = f"must name a module or file of yours, and {module} is one of this program's"
+        raise problem_at((), name, rule, f"name the file: {module}.py:{function}")
+    return os.path.expanduser(name)
 
 
 FunctionName = Annotated[str, Field(min_length=3, max_length=500), AfterValidator(_check_function)]
-"""Name of a function to import, `module:function`."""
+"""Name of a function to import, `file.py:function` or `module:function`."""
 
 Variable = Annotated[str, AfterValidator(_check_variable)]
 """Name of an environment variable that holds a secret."""

@@ -167,9 +167,9 @@ class CustomLoss(LossSettings):
     kind: Literal["custom"]
     """Kind of loss."""
     function: FunctionName
-    """`module:function`, in `folder` or installed."""
+    """`file.py:function`, in `folder`, or `module:function`, in `folder` or installed."""
     folder: MayChange[PathText | None] = None
-    """Folder of the module. null: the folder of the config if the module is there, otherwise the
+    """Folder of the file or module. null: the folder of the config if it is there, otherwise the
     working folder; a run stores what it found."""
 
     @property

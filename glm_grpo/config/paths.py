@@ -56,7 +56,7 @@ def with_function_folders(config: Config, places: Sequence[str | Path]) -> Confi
     """State where the user's functions are, so that other processes find them from any folder.
 
     Args:
-        places: Folders to search for a module whose folder the config does not state.
+        places: Folders to search for a file or module whose folder the config does not state.
     """
     values = config.model_dump(mode="json")
     for key, options in custom_functions(config).items():

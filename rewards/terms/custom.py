@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -40,13 +41,14 @@ class CustomConfig(TermConfig):
     kind: Literal["custom"]
     """Class that scores."""
     function: FunctionName
-    """`module:function`, in `folder` or installed. It gets a list of N prompts and images
-    UInt8 [N, 3, H, W], and returns N finite numbers as a Float32 tensor [N], or
+    """`file.py:function`, in `folder`, or `module:function`, in `folder` or installed. It gets a
+    list of N prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32
+    tensor [N], or
     `rewards.Scores(numbers, parts=maps)`, whose maps, Float32 [N, rows, columns], say which part
     of each number each place of the image earned. In a list of numbers, None leaves an image that
     the function cannot score out of its group."""
     folder: MayChange[PathText | None] = None
-    """Folder of the module. null: the folder of the config if the module is there, otherwise the
+    """Folder of the file or module. null: the folder of the config if it is there, otherwise the
     working folder; a run stores what it found."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
     """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not
@@ -127,13 +129,21 @@ def name_function(function: ScoringFunction, term: str) -> str:
 
 
 def find_folder(name: str, places: Iterable[str | Path | None]) -> Path | None:
-    """The first of some folders that has the module of `module:function`; None if none has it."""
-    module = name.partition(":")[0]
+    """The first of some folders that has the file or module of a function; None if none has it."""
+    module = _module_of(name)
     folders = (Path(place).absolute() for place in places if place)
     return next((each for each in folders if _file_in(each, module) is not None), None)
 
 
+def _module_of(name: str) -> str:
+    """The part before the function: a module, or the path of a file, which ends with `.py`."""
+    return name.rpartition(":")[0]
+
+
 def _file_in(folder: Path, module: str) -> Path | None:
+    if module.endswith(".py"):
+        file = folder / module
+        return file if file.is_file() else None
     if module.partition(".")[0] in _NOT_IN_FOLDERS:
         return None
     return _file_below(folder, module.split("."))
@@ -146,20 +156,21 @@ def _file_below(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def load_function(name: str, folder: str | None = None) -> ScoringFunction:
-    """Import `module:function`, unless `name_function` knows it.
+    """Import `module:function` or `file.py:function`, unless `name_function` knows it.
 
     Defaults of the process that the module changes, such as torch's default dtype, are restored.
 
-    The module is searched for in the folder, in the working folder, and on Python's path. It can
-    import its neighbours only while it is imported; imports inside its functions find installed
-    and already imported modules.
+    A file is searched for in the folder and in the working folder, a module on Python's path, too.
+    It can import its neighbours only while it is imported; imports inside its functions find
+    installed and already imported modules.
 
     Raises:
-        RewardError: The module cannot be imported, or has no such function.
+        RewardError: The module cannot be imported, an installed one has its name, or it has no such
+            function.
     """
     if name in _GIVEN:
         return _GIVEN[name]
-    module_name, _, function_name = name.partition(":")
+    module_name, _, function_name = name.rpartition(":")
     module = _import(module_name, name, _folder_or_here(name, folder))
     try:
         function: ScoringFunction = getattr(module, function_name)
@@ -180,14 +191,14 @@ def load_function(name: str, folder: str | None = None) -> ScoringFunction:
 def find_sources(name: str, folder: str | None = None) -> dict[str, bytes]:
     """Sources by module that a custom function is made of.
 
-    The module that the name states comes first; then that which defines the function, and what
-    these import from their own package or folder, inside functions too. Of a function of a script
-    or notebook, only its own source.
+    The file or module that the name states comes first; then that which defines the function, and
+    what these import from their own package or folder, inside functions too. Of a function of a
+    script or notebook, only its own source.
 
     Returns:
         Empty if there is no source, as for a function of a compiled module.
     """
-    module_name, function = name.partition(":")[0], _GIVEN.get(name)
+    module_name, function = _module_of(name), _GIVEN.get(name)
     while isinstance(function, functools.partial):
         function = function.func
         module_name = function.__module__
@@ -202,7 +213,16 @@ def find_sources(name: str, folder: str | None = None) -> dict[str, bytes]:
         # What cannot be imported is reported elsewhere.
         with contextlib.suppress(RewardError):
             function = load_function(name, folder)
-    return _read_modules([module_name, getattr(function, "__module__", module_name)], place)
+    names = [getattr(function, "__module__", module_name)]
+    if not module_name.endswith(".py"):
+        return _read_modules([module_name, *names], place)
+    file = place / module_name
+    if not file.is_file():
+        return {}
+    content = file.read_bytes()
+    names += _imports_of(content, "")
+    names = [each for each in names if each != str(file) and _file_in(file.parent, each)]
+    return {module_name: content} | _read_modules(names, file.parent)
 
 
 def _read_modules(names: list[str], place: Path) -> dict[str, bytes]:
@@ -227,13 +247,16 @@ def _read_modules(names: list[str], place: Path) -> dict[str, bytes]:
 
 
 def _file_on_path(module: str) -> Path | None:
-    names, spec = module.split("."), None
+    spec = None
     with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(names[0])
-    if spec is None:
-        return None
-    first = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
-    return _file_below(Path(first).parent, names)
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    return None if spec is None else _file_of(module, spec)
+
+
+def _file_of(module: str, top: ModuleSpec) -> Path | None:
+    # A package has folders, a module a file; one that is built in has neither.
+    first = next(iter(top.submodule_search_locations or []), top.has_location and top.origin)
+    return _file_below(Path(first).parent, module.split(".")) if first else None
 
 
 def _imports_of(source: bytes, package: str) -> Iterator[str]:
@@ -274,30 +297,62 @@ def _load_scoring_function(name: str, folder: str | None) -> ScoringFunction:
 
 
 def _import(module_name: str, name: str, folder: Path) -> ModuleType:
+    is_file = module_name.endswith(".py")
+    if not is_file:
+        _refuse_taken(module_name, name, folder)
     try:
+        if is_file:
+            return _import_file(folder / module_name)
         with _importable(module_name, folder):
-            module = importlib.import_module(module_name)
+            return importlib.import_module(module_name)
     # A user's module may raise anything during import.
     except Exception as error:
         raise RewardError(
-            f"custom function {name!r}: the module {module_name} cannot be imported "
+            f"custom function {name!r}: {module_name} cannot be imported "
             f"({describe_error(error)}). It must be beside the config, in the working folder "
-            f"({Path.cwd()}), in the `folder` that the config has beside `function`, or installed, "
-            "with all that it imports itself"
+            f"({Path.cwd()}), or in the `folder` that the config has beside `function`; a module "
+            "may also be installed. All that it imports must be there, too"
         ) from error
-    there, loaded = _file_in(folder, module_name), Path(getattr(module, "__file__", None) or "")
-    if there is not None and loaded.is_file() and there.read_bytes() != loaded.read_bytes():
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import a file as a module of its own, whose name is its path, once in a process."""
+    name = str(file)
+    if name not in sys.modules:
+        module = sys.modules[name] = ModuleType(name)
+        module.__file__ = name
+        try:
+            # Last on the path, because the file may have the name of what it imports.
+            with _importable(name, file.parent, place=len(sys.path)):
+                SourceFileLoader(name, name).exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _refuse_taken(module_name: str, name: str, folder: Path) -> None:
+    """Refuse a module of the folder whose name an imported or installed one has."""
+    there, top = _file_in(folder, module_name), module_name.partition(".")[0]
+    # Python's own entry for a script, and the working folder, hold files of the user's, too.
+    own = {folder, Path.cwd(), Path(sys.path[0]).absolute()}
+    installed = [entry for entry in sys.path if Path(entry).absolute() not in own]
+    spec = sys.modules[top].__spec__ if top in sys.modules else PathFinder.find_spec(top, installed)
+    if there is None or spec is None:
+        return
+    other = _file_of(module_name, spec)
+    if other is None or other.read_bytes() != there.read_bytes():
         raise RewardError(
-            f"custom function {name!r}: {there} cannot be imported, because this process has "
-            f"another module {module_name}, {loaded}; rename yours, or start another process"
+            f"custom function {name!r}: {there} cannot be imported, because the name {top} is "
+            f"taken by {other or spec.origin or 'another folder'}; name the file instead: "
+            f"{there.relative_to(folder)}:{name.rpartition(':')[2]}"
         )
-    return module
 
 
 @contextlib.contextmanager
-def _importable(module_name: str, folder: Path) -> Iterator[None]:
+def _importable(module_name: str, folder: Path, place: int = 0) -> Iterator[None]:
     # The glm-grpo script has its own folder on the path where `python` has the working directory.
-    sys.path.insert(0, str(folder))
+    sys.path.insert(place, str(folder))
     # Finders cache a folder's contents; the module may be newer.
     importlib.invalidate_caches()
     try:

@@ -197,20 +197,25 @@ def test_a_folder_of_ones_own_builds_on_the_package_and_wins_over_it(
 
 
 @pytest.mark.parametrize("place", ["my-run", "."])
+@pytest.mark.parametrize(
+    ("loss", "score"),
+    [("mine.losses:loss", "my_rewards:score"), ("mine/losses.py:loss", "rewards.py:score")],
+)
 def test_the_folder_of_a_function_is_found_and_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, loss: str, score: str
 ) -> None:
     (tmp_path / "my-run").mkdir()
     (tmp_path / "my-run/config.yaml").write_text(
         "defaults: [tiny, {override loss: custom}, _self_]\n"
-        "loss: {function: 'mine.losses:loss'}\n"
-        "reward: {terms: {mine: {kind: custom, weight: 1.0, function: 'my_rewards:score'}}}\n"
+        f"loss: {{function: '{loss}'}}\n"
+        f"reward: {{terms: {{mine: {{kind: custom, weight: 1.0, function: '{score}'}}}}}}\n"
     )
     (tmp_path / place / "mine").mkdir()
-    for name in ("my_rewards.py", "mine/losses.py"):
+    for name in ("my_rewards.py", "rewards.py", "mine/losses.py"):
         (tmp_path / place / name).touch()
     # Beside the config, rather than where the run is started.
-    (tmp_path / "my_rewards.py").touch()
+    for name in ("my_rewards.py", "rewards.py"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     config = compose_config(Path("my-run"), None)
     monkeypatch.chdir("/")

@@ -15,6 +15,7 @@ from tests.config.conftest import set_keys
 
 Bend = Callable[[str, object], dict[str, Any]]
 
+MINE = {"reward.terms.mine": {"kind": "custom", "weight": 0.1}}
 GMPO = {"kind": "gmpo", "kl_coef": 0.0, "kl_placement": "loss", "kl_behaviour_coef": 0.0}
 
 # What is set, the refused key last, and a phrase of the rule or the remedy.
@@ -57,6 +58,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"run.tags": ["t"] * 33}, "at most 32"),
     # Terms.
     ({"reward.terms.lpip": {"weight": 0.1}}, "did you mean lpips?"),
+    (MINE | {"reward.terms.mine.function": "score"}, "write my_folder/my_file.py:my_function"),
+    (MINE | {"reward.terms.mine.function": "rewards:f"}, "name the file: rewards.py:f"),
     # Relations between keys.
     ({"model.quantization": "nf4"}, "model.adapter="),
     ({"decode.rollout_steps": 5}, "must not exceed decode.steps = 4"),

@@ -171,14 +171,63 @@ def test_custom_module_of_the_name_of_another_one_is_refused(
     load_function(f"{name}:score")
     (tmp_path / "second").mkdir()
     (tmp_path / f"second/{name}.py").write_text("def score(prompts, pixels): return 2\n")
-    with pytest.raises(RewardError, match=f"second/{name}.py .* another module .*rename yours"):
+    with pytest.raises(
+        RewardError, match=f"taken by {tmp_path}/{name}.py; .*file.*{name}.py:score"
+    ):
         load_function(f"{name}:score", str(tmp_path / "second"))
+    # By file, both can be loaded in one process.
+    for place, found in (("", 1), ("second/", 2)):
+        assert load_function(f"{place}{name}.py:score")([], None) == found
+
+
+@pytest.mark.parametrize("taken", ["torch", "time", "this"])
+def test_custom_module_of_the_name_of_an_installed_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """One that is imported, one without a file, and one that is not imported yet."""
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{taken}.py").write_text("def score(prompts, pixels): return 2\n")
+    with pytest.raises(RewardError, match=f"the name {taken} is taken .*: {taken}.py:score"):
+        load_function(f"{taken}:score", str(tmp_path))
+    assert load_function(f"{taken}.py:score", str(tmp_path))([], None) == 2
+
+
+def test_custom_file_may_have_the_name_of_a_package_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "rewards.py": (
+            "from dataclasses import dataclass\n"
+            "from neighbour_of_a_file import value\n"
+            "from rewards import Scores\n"
+            "@dataclass\n"
+            "class Mine:\n"
+            "    scores: 'Scores'\n"
+            "def sharp(prompts, pixels): return Mine(Scores([value]))\n"
+        ),
+        "neighbour_of_a_file.py": "value = 3.0\n",
+    }
+    (tmp_path / "mine").mkdir()
+    for name, content in files.items():
+        (tmp_path / "mine" / name).write_text(content)
+    monkeypatch.chdir("/")
+    before = list(sys.path)
+    function = load_function("mine/rewards.py:sharp", str(tmp_path))
+    assert function([], None).scores.values == [3.0]
+    assert load_function(f"{tmp_path}/mine/rewards.py:sharp") is function
+    assert sys.path == before
+    assert find_sources("mine/rewards.py:sharp", str(tmp_path)) == {
+        "mine/rewards.py": files["rewards.py"].encode(),
+        "neighbour_of_a_file": files["neighbour_of_a_file.py"].encode(),
+    }
 
 
 @pytest.mark.parametrize(
     ("source", "function", "error"),
     [
         ("", "no_such_module_here:score", "ModuleNotFoundError: .*beside the config"),
+        ("", "no/such/file.py:score", "FileNotFoundError: .*beside the config"),
         ("import no_such_library", "{}:score", "named 'no_such_library'"),
         ("1 / 0", "{}:score", "ZeroDivisionError: division by zero"),
         ("def scores(p, x): ...", "{}:score", r"user_0.py has no score; did you mean scores\?"),

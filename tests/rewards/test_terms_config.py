@@ -134,7 +134,7 @@ def test_needs_of_a_users_own_term_are_what_the_user_states(name: str) -> None:
             r"^pick_score\.model 'a/b/c' cannot be loaded .*Repo id",
         ),
         ("pick_score", {"processor": "/no/p"}, r"^pick_score\.processor '/no/p' cannot be loaded"),
-        ("custom", {"function": "no_module:f"}, "the module no_module cannot be imported"),
+        ("custom", {"function": "no_module:f"}, "no_module cannot be imported"),
     ],
 )
 def test_terms_miss_what_they_name_before_a_model_is_loaded(

@@ -71,7 +71,7 @@ def _compose(_: Path, *overrides: str) -> Config:
             *("train.steps=3", "run_dir=run", "data.path=train.jsonl", "data.eval_path=held.jsonl"),
             "+reward.terms.mine={kind: custom, weight: 0.1, function: 'scorer:score'}",
             "+reward.terms.clip_score={weight: 0.1, clip_weights: weights.safetensors}",
-            *("loss=custom", "loss.function=objective:loss"),
+            *("loss=custom", "loss.function=objective.py:loss"),
             "model.start_from=start/checkpoints/step-000001",
             *overrides,
         ],
@@ -138,7 +138,7 @@ CHANGES: list[tuple[Change, str]] = [
     ),
     (
         lambda folder: (folder / "objective.py").write_text("def loss(inputs): return 0\n"),
-        r"loss\.function = objective:loss: other code",
+        r"loss\.function = objective\.py:loss: other code",
     ),
     (
         lambda folder: (folder / "weights.safetensors").write_bytes(b"others!"),
@@ -304,12 +304,12 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
         )
 
     assert changes(found.config) == [
-        f"{place}loss.function = objective:loss: other code in objective",
+        f"{place}loss.function = objective.py:loss: other code in objective.py",
         f"{place}data.eval_path = {project / 'held.jsonl'}: 2 changed (00000, 00001)",
     ]
     # Other prompts were asked for.
     assert changes(with_absolute_paths(compose("data.eval_path=train.jsonl"))) == [
-        f"{place}loss.function = objective:loss: other code in objective"
+        f"{place}loss.function = objective.py:loss: other code in objective.py"
     ]
 
 
