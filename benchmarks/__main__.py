@@ -22,6 +22,7 @@ from benchmarks.timing import ROOT, Result, from_json, option_parser, publish
 PHASES: tuple[tuple[str, ...], ...] = (
     ("rollout", "--prompts", "2", "--group", "8"),
     ("rollout", "--prompts", "8", "--group", "8"),
+    ("janus_pro", "--prompts", "2", "--group", "4"),
     ("update", "--adapter-rank", "32"),
     ("update",),
     ("decode", "--groups", "8"),

@@ -2,18 +2,15 @@
 
 python -m benchmarks.rollout [--prompts 2] [--group 8] [--repeats 3] [--json FILE]
 
-Both sample the same number of full grids for the same prompts with the embedded model. The file
-also contains `threads_gain`, the median gain of threads on a small product in the meantime.
+Both sample the same number of full grids for the same prompts with the embedded model.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import torch
 
-from benchmarks.cores import threads_gain
 from benchmarks.embedded import CPU, first_batch, stock_pipeline, tiny_config
 from benchmarks.timing import (
     Labels,
@@ -56,9 +53,7 @@ def measure(prompts: int, group_size: int, repeats: int) -> Result:
         with torch.no_grad():
             pipeline.generate_prior_tokens(captions, batch.height, batch.width, device=CPU)
 
-    gains: list[float] = []
-    works = {"ours": ours, "stock": stock, "cores": lambda: gains.append(threads_gain())}
-    seconds = in_turns(works, repeats=repeats)
+    seconds = in_turns({"ours": ours, "stock": stock}, repeats=repeats)
     tokens = len(captions) * token_layout(batch.height, batch.width).num_tokens
     options = f"--prompts {prompts} --group {group_size} --repeats {repeats}"
     return compare(
@@ -71,7 +66,7 @@ def measure(prompts: int, group_size: int, repeats: int) -> Result:
         rates(tokens, seconds["ours"]),
         rates(tokens, seconds["stock"]),
         target=TARGETS.get((prompts, group_size)),
-        details={"tokens": tokens, "threads_gain": statistics.median(gains)},
+        details={"tokens": tokens},
     )
 
 

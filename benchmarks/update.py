@@ -25,13 +25,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peaks import reset_peak, status_bytes
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
@@ -210,17 +210,25 @@ def _serve(options: argparse.Namespace) -> None:
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
         update = _build_update(options)
-        before = status_bytes("VmRSS")
+        before = _status_bytes("VmRSS")
         for _ in sys.stdin:
-            reset_peak()
+            # Linux then counts the peak from here.
+            Path("/proc/self/clear_refs").write_text("5")
             begun = time.perf_counter()
             outcome = update()
             seconds = time.perf_counter() - begun
-            peak = (status_bytes("VmHWM") - before) / MEGABYTE
+            peak = (_status_bytes("VmHWM") - before) / MEGABYTE
             figures = {"seconds": seconds, "peak_megabytes": peak, **asdict(outcome)}
             figures["floor_seconds"] = _floor_flops(options) / _flops_per_second(options)
             answers.write(json.dumps(figures) + "\n")
             answers.flush()
+
+
+def _status_bytes(key: Literal["VmRSS", "VmHWM"]) -> int:
+    """Memory of this process, or its peak, from Linux's /proc."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{key}:"))
+    return int(kilobytes) * 1024
 
 
 def _floor_flops(options: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import replay_gap
-from benchmarks.full_size import janus_folder
+from benchmarks import janus_folder, replay_gap
 from benchmarks.full_size.janus_pro import _small_sizes
 from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
 from glm_grpo.models.janus_pro.prompt_inputs import encode_prompts, special_ids

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import __main__ as every
 from benchmarks import (
     decode,
+    janus_pro,
     overlap,
     rewards,
     rollout,
@@ -38,7 +39,6 @@ def test_rollout(run_benchmark) -> None:
     (result,) = report["results"]
     check_result(result, unit="tokens/s")
     assert result["details"]["tokens"] == 2 * 272
-    assert result["details"]["threads_gain"] > 0
     assert result["target"] is None
     assert report["machine"]["threads"] >= 1
 
@@ -133,6 +133,7 @@ def test_missed_target_ends_with_exit_code_1_only_if_strict(
 def test_every_row_of_the_table_is_a_module_that_takes_its_options() -> None:
     modules = {
         "rollout": rollout,
+        "janus_pro": janus_pro,
         "update": update,
         "decode": decode,
         "rewards": rewards,

@@ -1,6 +1,6 @@
 """Write a Janus-Pro of published sizes with random weights, as a folder that `model.path` takes.
 
-python -m benchmarks.full_size.janus_folder CONFIG TEMPLATE FOLDER
+python -m benchmarks.janus_folder CONFIG TEMPLATE FOLDER
     [--dtype bfloat16] [--side 24] [--spread 2]
 
 CONFIG and TEMPLATE are `config.json` and `chat_template.jinja` of a published model, such as
