@@ -488,7 +488,7 @@ def _gallery(options: argparse.Namespace) -> None:
 def _rescore(options: argparse.Namespace) -> None:
     from glm_grpo.commands.rescore import rescore_run
 
-    _print(str(rescore_run(options.run, options.overrides)))
+    rescore_run(options.run, options.overrides)
 
 
 @_command(

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.studio.rescore.page import print_rescoring, write_rescoring
 from glm_grpo.studio.rescore.rescore import rescore
+from glm_grpo.studio.rescore.tables import print_rescoring
 
 
-def rescore_run(run: Path, overrides: Sequence[str]) -> Path:
-    """Print the changes and write a page of them; returns its path.
+def rescore_run(run: Path, overrides: Sequence[str]) -> None:
+    """Print the changes.
 
     Raises:
         ConfigError: An override cannot be used, or changes nothing.
@@ -30,4 +30,3 @@ def rescore_run(run: Path, overrides: Sequence[str]) -> Path:
             f"reward.combine and options of advantages can be changed too)"
         )
     print_rescoring(Console(), folder, rescoring)
-    return write_rescoring(folder, rescoring)

@@ -76,7 +76,6 @@ class RunFolder:
     """Ids of the run in each tracker."""
     gallery_path = _Place("gallery/index.html")
     """The page that shows samples and scores."""
-    rescore_dir = _Place("rescore")
     """Report on the effect of other reward weights."""
     tensorboard_dir = _Place("tensorboard")
     """TensorBoard's event files."""

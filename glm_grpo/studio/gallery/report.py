@@ -10,7 +10,6 @@ from glm_grpo.run.figures import Table
 from glm_grpo.run.folder import write_atomically
 from glm_grpo.studio.gallery.pages import render_page
 from glm_grpo.studio.gallery.readings import Mark
-from glm_grpo.studio.gallery.thumbnails import shrink
 
 SMALL_WIDTH = 256
 """Narrower pictures (pixels) are enlarged on a page with sharp edges."""
@@ -36,26 +35,6 @@ class Tile:
     scores: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
     readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
-
-
-def copy_tile(
-    path: Path,
-    page_dir: Path,
-    name: str,
-    label: str,
-    scores: tuple[tuple[str, str], ...] = (),
-) -> Tile:
-    """Make a tile with a small copy of a picture, `pictures/NAME.webp` beside the page.
-
-    Raises:
-        StorageError: The copy cannot be written.
-    """
-    thumbnail = shrink(path)
-    if thumbnail is None:
-        return Tile(label, None, scores=scores)
-    source = f"pictures/{name}.webp"
-    write_atomically(page_dir / source, thumbnail.content)
-    return Tile(label, source, is_small=thumbnail.width < SMALL_WIDTH, scores=scores)
 
 
 @dataclass(frozen=True)

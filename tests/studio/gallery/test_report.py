@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 from rich.console import Console
 
 from glm_grpo.run.figures import Table, show_change
-from glm_grpo.studio.gallery.report import copy_tile
 
 
 def test_table_prints_what_users_wrote_as_text() -> None:
@@ -22,8 +20,3 @@ def test_a_change_is_the_difference_of_what_is_shown() -> None:
     assert show_change(0.5, 0.75) == "+0.250"
     # Shown as 0.994 and 0.993, though they differ by less than half a thousandth.
     assert show_change(0.9936, 0.9933) == "-0.001"
-
-
-def test_tile_of_a_damaged_picture_has_no_source(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    assert copy_tile(tmp_path / "a.png", tmp_path, "a", "target").source is None

@@ -1,21 +1,17 @@
-"""Show a rescoring in the terminal and as a page."""
+"""Show a rescoring in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from glm_grpo.errors import StorageError
 from glm_grpo.output import counted, printable
 from glm_grpo.run.figures import Table
-from glm_grpo.run.folder import RunFolder, is_read_only
-from glm_grpo.studio.gallery.report import Pictures, Report, copy_tile, write_report
+from glm_grpo.run.folder import RunFolder
 from glm_grpo.studio.rescore.rescore import SHOWN_DECIMALS, MovedImage, Rescoring, TermChange
 
-_ELSEWHERE = Path("outputs/rescore")
 _LONGEST_PROMPT = 36
 """Characters of a prompt that fit beside its figures into 80 columns."""
 
@@ -24,59 +20,10 @@ def print_rescoring(console: Console, folder: RunFolder, rescoring: Rescoring) -
     """Print the tables of a rescoring: groups, terms and images."""
     for table in (*_list_tables(rescoring), *_image_tables(rescoring)):
         console.print(table)
-    images = [image for _, some in _moved(rescoring) for image in some]
-    if images:
+    for change, images in _moved(rescoring):
         # Unbroken, however narrow the terminal, so that the path can be copied.
-        line = f"images on the page: {len(images)}; the first: {folder.path / images[0].image}"
+        line = f"the image that {change}s most: {folder.path / images[0].image}"
         console.print(Text(printable(line)), soft_wrap=True)
-
-
-def write_rescoring(folder: RunFolder, rescoring: Rescoring) -> Path:
-    """Write `rescore/index.html`: the tables, and the images that gain and that lose most.
-
-    The page of a read-only run goes to `outputs/rescore/<name of the run>/`.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        StorageError: The page cannot be written.
-    """
-    try:
-        return _write(folder, rescoring, folder.rescore_dir)
-    except StorageError as error:
-        if not is_read_only(error):
-            raise
-        return _write(folder, rescoring, _ELSEWHERE / folder.path.resolve().name)
-
-
-def _write(folder: RunFolder, rescoring: Rescoring, directory: Path) -> Path:
-    pictures = [
-        Pictures(
-            f"{change} most advantage",
-            tuple(
-                copy_tile(
-                    folder.picture(image.image),
-                    directory,
-                    f"{change}-{number}",
-                    f"{number}, step {image.step}: {_without_middle(image.prompt)}",
-                    (
-                        ("before", _signed(image.advantage_before)),
-                        ("after", _signed(image.advantage_after)),
-                    ),
-                )
-                for number, image in enumerate(images, start=1)
-            ),
-        )
-        for change, images in _moved(rescoring)
-    ]
-    report = Report(
-        title=f"{folder.path.resolve().name} with other weights",
-        tables=_list_tables(rescoring),
-        pictures=pictures,
-        about_pictures="Below each image: its advantage with the old and with the new weights.",
-    )
-    return write_report(report, directory)
 
 
 def _moved(rescoring: Rescoring) -> list[tuple[str, Sequence[MovedImage]]]:
