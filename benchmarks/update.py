@@ -32,13 +32,16 @@ from typing import IO, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from benchmarks.embedded import tiny_config
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
+from glm_grpo.models.glm_image.planner import GlmImagePlanner, PartConfigs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
-from glm_grpo.plan.floors import LanguageWork, SequenceSizes, update_flops
+from glm_grpo.plan.floors import update_flops
+from glm_grpo.plan.memory import BatchShape
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
@@ -53,13 +56,6 @@ SIZES = PolicySizes(
     rope_theta=10000.0,
     rope_section=(8, 12, 12),
 )
-_KEYS_WIDTH = SIZES.key_value_heads * SIZES.hidden_size // SIZES.heads
-LAYER_ENTRIES = (
-    SIZES.layers
-    * SIZES.hidden_size
-    * (2 * SIZES.hidden_size + 2 * _KEYS_WIDTH + 3 * SIZES.intermediate_size)
-)
-"""Sizes of the matrices of all layers: queries and output, keys and values, gate, up and down."""
 LOSS = ClippedLoss(
     clip_low=0.2,
     clip_high=0.2,
@@ -209,6 +205,7 @@ def _serve(options: argparse.Namespace) -> None:
     """Write the measurements of an update for each line read; memory excludes the models."""
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
+        floor_flops = _floor_flops(options)
         update = _build_update(options)
         before = _status_bytes("VmRSS")
         for _ in sys.stdin:
@@ -219,7 +216,7 @@ def _serve(options: argparse.Namespace) -> None:
             seconds = time.perf_counter() - begun
             peak = (_status_bytes("VmHWM") - before) / MEGABYTE
             figures = {"seconds": seconds, "peak_megabytes": peak, **asdict(outcome)}
-            figures["floor_seconds"] = _floor_flops(options) / _flops_per_second(options)
+            figures["floor_seconds"] = floor_flops / _flops_per_second(options)
             answers.write(json.dumps(figures) + "\n")
             answers.flush()
 
@@ -232,25 +229,19 @@ def _status_bytes(key: Literal["VmRSS", "VmHWM"]) -> int:
 
 
 def _floor_flops(options: argparse.Namespace) -> int:
-    """Operations of the products of an update, without those of the prompts."""
-    work = LanguageWork(
-        layer_entries=LAYER_ENTRIES,
-        head_entries=SIZES.codebook * SIZES.hidden_size,
-        attention_width=SIZES.layers * SIZES.hidden_size,
-        # Bytes do not matter here.
-        read_bytes=0,
-        cache_bytes=0,
+    """Operations of the products of an update, with prompts of one token."""
+    with torch.device("meta"):
+        language = build_policy_model(seed=0, sizes=SIZES).config.to_dict()
+    rank = options.adapter_rank
+    adapter = "null" if rank is None else f"{{rank: {rank}, alpha: 1.0}}"
+    sides = (f"rollout.height={options.side}", f"rollout.width={options.side}")
+    once = ("train.updates_per_rollout=1", "train.minibatches_per_rollout=1")
+    config = tiny_config(
+        *(f"model.adapter={adapter}", "model.gradient_checkpointing=false", "loss.kl_coef=0.02"),
+        *(*sides, *once),
     )
-    tokens = token_layout(options.side, options.side).num_tokens
-    sizes = SequenceSizes(prompts=1, group_size=options.batch, prompt_tokens=1, tokens=tokens)
-    return update_flops(
-        work,
-        sizes,
-        updates=1,
-        is_full=options.adapter_rank is None,
-        is_checkpointing=False,
-        needs_reference=True,
-    )
+    planner = GlmImagePlanner(PartConfigs(language, {}, {}, {}))
+    return update_flops(planner, config, BatchShape(1, options.batch, prompt_tokens=1))
 
 
 def _flops_per_second(options: argparse.Namespace) -> float:

@@ -21,8 +21,8 @@ from glm_grpo.models.janus_pro.loading import JanusPro, image_side
 from glm_grpo.models.janus_pro.planner import JanusProPlanner, read_sizes
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.models.janus_pro.prompt_inputs import PromptInputs
-from glm_grpo.plan.fit import model_settings
-from glm_grpo.plan.floors import SequenceSizes, language_work, rollout_floor, update_flops
+from glm_grpo.plan.floors import rollout_floor, update_flops
+from glm_grpo.plan.memory import BatchShape
 from glm_grpo.training.joining import join_rollouts
 from glm_grpo.types import PromptBatch
 
@@ -65,39 +65,31 @@ class _Step:
         self._parts = [range(start, start + at_once) for start in range(0, prompts, at_once)]
         self._rollout = self._sample()
         self._planner = JanusProPlanner(sizes)
-        settings = model_settings(config, is_on_accelerator=is_full)
-        self._work = language_work(self._planner, settings)
-        tokens = self._rollout.token_ids.shape[-1]
-        self._sizes = SequenceSizes(prompts, group_size, _PROMPT_TOKENS, tokens, at_once)
+        self._shape = BatchShape(prompts, group_size, _PROMPT_TOKENS)
 
     def rollout(self) -> dict[str, Any]:
         """Sample all images, in parts."""
-        floor = rollout_floor(self._work, self._sizes, self._bench.speed)
+        floor = rollout_floor(self._planner, self._config, self._shape, self._bench.speed)
         return self._timed(self._sample, floor)
 
     def decode(self) -> dict[str, Any]:
         """Decode all images."""
-        flops = self._planner.decode_flops(self._config) * self._sizes.images
+        flops = self._planner.decode_flops(self._config) * self._shape.images
         work = partial(self._decoder.decode, self._batch, self._rollout.token_ids)
         return self._timed(work, flops / self._bench.speed.flops)
 
     def update(self) -> dict[str, Any]:
         """Replay all images, and compute their gradients."""
-        flops = update_flops(
-            self._work,
-            self._sizes,
-            updates=1,
-            is_full=False,
-            is_checkpointing=self._config.model.gradient_checkpointing,
-            needs_reference=False,
-        )
+        loss = self._config.loss.model_copy(update={"kl_coef": 0.0})
+        config = self._config.model_copy(update={"loss": loss})
+        flops = update_flops(self._planner, config, self._shape)
         return self._timed(self._learn, flops / self._bench.speed.flops)
 
     def _timed(self, work: Callable[[], object], floor: float) -> dict[str, Any]:
         first, seconds = (seconds_of(work, self._bench.device) for _ in range(2))
         return {
-            "images": self._sizes.images,
-            "tokens": self._sizes.tokens,
+            "images": self._shape.images,
+            "tokens": self._rollout.token_ids.shape[-1],
             "first_seconds": first,
             "seconds": seconds,
             "floor_seconds": floor,
@@ -115,7 +107,7 @@ class _Step:
 
     def _learn(self) -> None:
         encode_ids(self._policy, self._batch)
-        for rows in torch.arange(self._sizes.images).split(self._config.train.micro_batch_size):
+        for rows in torch.arange(self._shape.images).split(self._config.train.micro_batch_size):
             replay = self._policy.replay(self._batch, self._rollout, rows)
             replay.log_probs.sum().backward()
 

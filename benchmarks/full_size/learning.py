@@ -13,8 +13,8 @@ from benchmarks.full_size.scale import Bench, Rows, make_batch
 from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
-from glm_grpo.plan.fit import model_settings
-from glm_grpo.plan.floors import SequenceSizes, language_work, update_flops
+from glm_grpo.plan.floors import update_flops
+from glm_grpo.plan.memory import BatchShape
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
@@ -46,29 +46,19 @@ class _Learner:
         self._bench, self._is_checkpointing = bench, is_checkpointing
         self._policy = bench.policy(is_compiling=is_compiling, is_checkpointing=is_checkpointing)
         config = bench.config()
+        counted = bench.config(
+            f"model.gradient_checkpointing={str(is_checkpointing).lower()}",
+            "train.updates_per_rollout=1",
+        )
         self._settings = update_settings(config)
         self._optimizer, self._rate = make_optimizer(self._policy)
         self._batch = make_batch(
             scale.side, prompts=scale.learned_prompts, group_size=scale.group_size
         )
         self._experience = _experience(self._policy, self._batch)
-        sizes = SequenceSizes(
-            prompts=len(self._batch.prompts),
-            group_size=self._batch.group_size,
-            prompt_tokens=int(
-                self._policy.encode(self._batch).attention_mask.sum(dim=1).float().mean()
-            ),
-            tokens=self._experience.rollout.token_ids.shape[-1],
-        )
-        settings = model_settings(config, is_on_accelerator=bench.is_on_accelerator)
-        self._flops = update_flops(
-            language_work(scale.planner, settings),
-            sizes,
-            updates=1,
-            is_full=False,
-            is_checkpointing=is_checkpointing,
-            needs_reference=config.needs_reference,
-        )
+        read = self._policy.encode(self._batch).attention_mask.sum(dim=1).float().mean()
+        shape = BatchShape(len(self._batch.prompts), self._batch.group_size, int(read))
+        self._flops = update_flops(scale.planner, counted, shape)
 
     def measure(self, micro_batch_size: int) -> dict[str, Any]:
         """Time the first update, which compiles and selects kernels, and the second."""

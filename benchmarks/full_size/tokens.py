@@ -12,8 +12,8 @@ import torch
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.plan.fit import model_settings
-from glm_grpo.plan.floors import SequenceSizes, language_work, rollout_floor
+from glm_grpo.plan.floors import rollout_floor
+from glm_grpo.plan.memory import BatchShape
 from glm_grpo.types import PromptBatch
 
 _ADAPTERS = "glm_grpo.models.lora.half_factors"
@@ -50,16 +50,10 @@ def _measure(bench: Bench, *, is_compiling: bool, patched: tuple[str, ...] = ())
         gap = _replay_gap(policy, batch)
     read = policy.encode(batch).attention_mask.sum(dim=1).float().mean()
     tokens = policy.tokens_per_image(batch)
-    sizes = SequenceSizes(
-        prompts=scale.prompts,
-        group_size=scale.group_size,
-        prompt_tokens=int(read),
-        tokens=tokens,
-    )
-    settings = model_settings(bench.config(), is_on_accelerator=bench.is_on_accelerator)
-    floor = rollout_floor(language_work(scale.planner, settings), sizes, bench.speed)
+    shape = BatchShape(scale.prompts, scale.group_size, int(read))
+    floor = rollout_floor(scale.planner, bench.config(), shape, bench.speed)
     return {
-        "samples": sizes.images,
+        "samples": shape.images,
         "tokens": tokens,
         "first_seconds": first,
         "step_seconds": seconds / tokens,

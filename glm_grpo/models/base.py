@@ -240,23 +240,3 @@ class ReservedTokens:
     in_prompts: frozenset[str] = frozenset()
     in_texts: frozenset[str] = frozenset()
     text_rule: TextRule | None = None
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """Which weights are stored in fewer bits than the model's dtype.
-
-    Attributes:
-        language: Store the matrices of the language model's layers in 4 bits, with blocks of 64 and
-            8-bit scales; None: do not. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314),
-            section 3.
-        decoder: Store the weights of the diffusion transformer in 8 bits, and cast them to the
-            model's dtype layer by layer when used; None: do not.
-    """
-
-    language: Literal["nf4"] | None = None
-    decoder: Literal["float8"] | None = None
-
-
-NO_QUANTIZATION = Quantization()
-"""Every weight in the model's dtype."""

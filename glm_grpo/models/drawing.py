@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
+from glm_grpo.config.sections import RolloutSection
 from glm_grpo.errors import NonFiniteError
 from glm_grpo.models.base import lost_weights_remedy
 from glm_grpo.seeds import derive_seed
@@ -36,6 +37,11 @@ class Truncation:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+
+    @classmethod
+    def of(cls, rollout: RolloutSection) -> Truncation:
+        """The truncation of a config."""
+        return cls(top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p)
 
     @property
     def is_active(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import Decoder, Policy, Quantization, ReservedTokens, TextRule
+from glm_grpo.models.base import Decoder, Policy, ReservedTokens, TextRule
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.planning import Planner
 from rewards.problems import Problem, describe_problems
@@ -108,7 +108,8 @@ class ModelFamily(Protocol):
         path: str,
         *,
         dtype: torch.dtype,
-        quantization: Quantization = ...,
+        quantization: str | None = ...,
+        decoder_quantization: str | None = ...,
         quantize_on: torch.device = ...,
     ) -> Any:
         """Load all parts on the CPU in evaluation mode.
@@ -116,7 +117,8 @@ class ModelFamily(Protocol):
         Args:
             path: A folder or a hub id.
             dtype: Dtype of all weights that are not quantised.
-            quantization: Which weights to store in fewer bits.
+            quantization: `model.quantization`.
+            decoder_quantization: `decode.quantization`.
             quantize_on: Device that quantises.
 
         Raises:

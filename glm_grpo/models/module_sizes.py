@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,12 @@ from torch import nn
 from torch.fx.experimental import _config as fx_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from glm_grpo.models.memory import pinned
 from glm_grpo.models.planning import PartBytes
+
+
+def pinned(sizes: Sequence[int]) -> int:
+    """Bytes in pinned CPU memory, where torch rounds each tensor up to a power of two."""
+    return sum(1 << (size - 1).bit_length() for size in sizes if size)
 
 
 def part_bytes(modules: Iterable[nn.Module]) -> PartBytes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from glm_grpo.config import Config
-from glm_grpo.models.base import NO_QUANTIZATION, Quantization
+from glm_grpo.config.sections import RolloutSection
 
 PHASES = ("sources", "rollout", "decode", "reward", "update", "idle")
 """Phases of a step. `sources` exists only for edits; `idle` is the memory that stays on the
@@ -17,8 +17,6 @@ accelerator in every phase."""
 
 OVERHEAD_BYTES = 600 * 10**6
 """Approximate memory of a CUDA context with cuBLAS and cuDNN, taken before the first tensor."""
-
-Offload = Literal["none", "modules", "modules_and_optimizer"]
 
 
 @dataclass(frozen=True)
@@ -42,77 +40,6 @@ class Parallelism:
 
 UNDIVIDED = Parallelism()
 """A run with one process."""
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """How the policy is loaded and trained.
-
-    Attributes:
-        adapter_rank: Rank of LoRA; None: train the language model and its head in full.
-        is_checkpointing: Whether the backward pass recomputes activations.
-        needs_reference: Whether a KL to the reference has a weight.
-        is_on_accelerator: Selects the optimizer's implementation as torch does.
-        quantization: Which weights are stored in fewer bits.
-        guidance_scale: Scale of guidance between tokens; None: as published.
-    """
-
-    dtype: torch.dtype
-    adapter_rank: int | None
-    is_checkpointing: bool
-    needs_reference: bool
-    is_on_accelerator: bool
-    quantization: Quantization = NO_QUANTIZATION
-    guidance_scale: float | None = None
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """Sizes of one step's work.
-
-    Attributes:
-        prompts: P, prompts of the step.
-        group_size: G, images per prompt.
-        micro_batch_size: Images per forward and backward pass.
-        is_truncated: Whether top-k, top-p or min-p truncate the distribution.
-        rollout_batch_size: Images to sample at once, in whole groups; None: all.
-        decode_batch_size: Images of a group to decode at once; None: all.
-        vae_batch_size: Those to pass through the VAE at once; None: few.
-        num_sources: Source pictures per prompt; their tokens are not counted in `prompt_tokens`.
-        reads_targets: Whether target images are encoded as tokens.
-    """
-
-    prompts: int
-    group_size: int
-    height: int
-    width: int
-    prompt_tokens: int
-    micro_batch_size: int
-    is_truncated: bool
-    rollout_batch_size: int | None = None
-    decode_batch_size: int | None = None
-    vae_batch_size: int | None = None
-    num_sources: int = 0
-    reads_targets: bool = False
-
-    @property
-    def images(self) -> int:
-        """Number of images, P * G."""
-        return self.prompts * self.group_size
-
-    @property
-    def sampled_at_once(self) -> int:
-        """Number of prompts whose images are sampled at once."""
-        return prompts_at_once(self.prompts, self.group_size, self.rollout_batch_size)
-
-
-def prompts_at_once(prompts: int, group_size: int, batch_size: int | None) -> int:
-    """Number of prompts whose images are sampled at once, at least one.
-
-    Args:
-        batch_size: Images to sample at once; None: all.
-    """
-    return prompts if batch_size is None else max(1, min(prompts, batch_size // group_size))
 
 
 @dataclass(frozen=True)
@@ -282,7 +209,7 @@ class Planner(Protocol):
         """Sides in pixels, largest first, that a run can try to save memory."""
         ...
 
-    def rows_per_image(self, model: ModelSettings) -> int:
+    def rows_per_image(self, rollout: RolloutSection) -> int:
         """Rows of the language model for each image: 2 with guidance between tokens."""
         ...
 
@@ -294,19 +221,19 @@ class Planner(Protocol):
         """Weights that turn pictures into tokens."""
         ...
 
-    def decoder(self, dtype: torch.dtype, quantization: Quantization) -> PartBytes:
-        """Weights of the decoder."""
+    def decoder(self, dtype: torch.dtype, quantization: str | None) -> PartBytes:
+        """Weights of the decoder; `quantization` is `decode.quantization`."""
         ...
 
-    def decode_bytes(self, sizes: BatchSizes, model: ModelSettings) -> int:
+    def decode_bytes(self, config: Config, *, group_size: int, prompt_tokens: int) -> int:
         """Peak bytes of decoding one group, besides weights."""
         ...
 
-    def sources_bytes(self, sizes: BatchSizes, dtype: torch.dtype) -> int:
+    def sources_bytes(self, config: Config) -> int:
         """Peak bytes of encoding one picture as tokens, besides weights."""
         ...
 
-    def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
+    def sequence_tokens(self, config: Config, prompt_tokens: int) -> tuple[int, int]:
         """Tokens of the longest prompt with its source pictures, and T per image."""
         ...
 

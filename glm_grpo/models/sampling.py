@@ -1,4 +1,4 @@
-"""What the samplers of all families share: how prompts are read."""
+"""What the samplers of all families share: how many prompts they sample at once, and read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from transformers.cache_utils import DynamicCache
 
 PREFILLED_AT_ONCE = 8
 """Prompts per forward pass of a rollout."""
+
+
+def prompts_at_once(prompts: int, group_size: int, batch_size: int | None) -> int:
+    """Number of prompts whose images are sampled at once, at least one.
+
+    Args:
+        batch_size: Images to sample at once; None: all.
+    """
+    return prompts if batch_size is None else max(1, min(prompts, batch_size // group_size))
 
 
 def prefill(

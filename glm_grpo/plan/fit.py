@@ -4,86 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from glm_grpo.config import Config, effective_config
-from glm_grpo.data.prompts import evaluated_at_once
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import DTYPES, Quantization
 from glm_grpo.models.find import find_model
-from glm_grpo.models.memory import plan_memory
-from glm_grpo.models.planning import (
-    UNDIVIDED,
-    BatchSizes,
-    MemoryPlan,
-    ModelSettings,
-    Parallelism,
-    Planner,
-)
+from glm_grpo.models.planning import UNDIVIDED, MemoryPlan, Parallelism, Planner
 from glm_grpo.output import describe_bytes
+from glm_grpo.plan.memory import plan_memory
 from glm_grpo.plan.processes import refuse_for_processes, refuse_without_accelerator
-from glm_grpo.plan.scorers import scorer_sizes
 
 UNCERTAINTY = 0.1
 """Largest relative deviation of measured peaks from a plan."""
 
 _Remedy = Mapping[str, Any]
 """Keys and values that are set together."""
-
-
-def model_settings(config: Config, *, is_on_accelerator: bool) -> ModelSettings:
-    """Settings of the policy that affect memory."""
-    adapter = config.model.adapter
-    return ModelSettings(
-        dtype=DTYPES[config.model.dtype],
-        adapter_rank=None if adapter is None else adapter.rank,
-        is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=config.needs_reference,
-        is_on_accelerator=is_on_accelerator,
-        quantization=Quantization(
-            language=config.model.quantization, decoder=config.decode.quantization
-        ),
-        guidance_scale=config.rollout.guidance_scale,
-    )
-
-
-def batch_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> BatchSizes:
-    """Sizes of one step in the process with the largest part of it.
-
-    Args:
-        processes: Number of processes that share the prompts.
-    """
-    rollout = config.rollout
-    prompts = math.ceil(rollout.prompts_per_step / processes)
-    # One target image per prompt is learned, and nothing is sampled.
-    group_size = 1 if config.train.method == "sft" else rollout.group_size
-    return BatchSizes(
-        prompts=prompts,
-        group_size=group_size,
-        height=rollout.height,
-        width=rollout.width,
-        prompt_tokens=prompt_tokens,
-        micro_batch_size=min(config.train.micro_batch_size, prompts * group_size),
-        is_truncated=rollout.top_k is not None
-        or rollout.min_p is not None
-        or (rollout.top_p is not None and rollout.top_p < 1.0),
-        rollout_batch_size=rollout.batch_size,
-        decode_batch_size=config.decode.batch_size,
-        vae_batch_size=config.decode.vae_batch_size,
-        num_sources=config.data.sources,
-        reads_targets=config.reads_targets,
-    )
-
-
-def evaluation_sizes(config: Config, *, prompt_tokens: int, processes: int = 1) -> BatchSizes:
-    """Sizes of an evaluation batch, assuming that there are enough held-out prompts."""
-    sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
-    samples = config.eval.samples_per_prompt
-    at_once = evaluated_at_once(config.rollout, samples, processes)
-    return replace(sizes, prompts=at_once, group_size=samples)
 
 
 def _remedies(config: Config, sides: Iterable[int]) -> Iterator[_Remedy]:
@@ -182,18 +120,11 @@ class ConfigPlanner:
         Raises:
             RewardError: A term names a network that does not exist.
         """
-        config = self._effective(config)
-        sizes, evaluation = (
-            of(config, prompt_tokens=self._prompt_tokens, processes=self._processes.count)
-            for of in (batch_sizes, evaluation_sizes)
-        )
         return plan_memory(
             self._planner,
-            model_settings(config, is_on_accelerator=self._is_on_accelerator),
-            sizes,
-            scorer_sizes(config.reward.terms.values()),
-            config.offload,
-            evaluation=evaluation,
+            self._effective(config),
+            prompt_tokens=self._prompt_tokens,
+            is_on_accelerator=self._is_on_accelerator,
             processes=self._processes,
         )
 

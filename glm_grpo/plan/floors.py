@@ -14,78 +14,12 @@ import torch
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
-from glm_grpo.models.memory import read_bytes
-from glm_grpo.models.planning import (
-    BatchSizes,
-    MemoryPlan,
-    ModelSettings,
-    Planner,
-)
+from glm_grpo.models.base import DTYPES
+from glm_grpo.models.planning import LanguageShape, MemoryPlan, Planner
+from glm_grpo.models.sampling import prompts_at_once
 from glm_grpo.plan.devices import DeviceSpeed, find_device
-from glm_grpo.plan.fit import batch_sizes, model_settings
+from glm_grpo.plan.memory import BatchShape, read_bytes, training_batch
 from glm_grpo.training.metrics import StepWork
-
-
-@dataclass(frozen=True)
-class SequenceSizes:
-    """Sizes of one step's sampling and replay.
-
-    Attributes:
-        prompts: P, prompts of the step.
-        at_once: Prompts whose images are sampled at once; None: all.
-        group_size: G, images per prompt.
-        tokens: T, generated tokens per image.
-    """
-
-    prompts: int
-    group_size: int
-    prompt_tokens: int
-    tokens: int
-    at_once: int | None = None
-
-    @property
-    def images(self) -> int:
-        """Number of images, P * G."""
-        return self.prompts * self.group_size
-
-
-@dataclass(frozen=True)
-class LanguageWork:
-    """Work of the language model per token.
-
-    Attributes:
-        layer_entries: Entries of all matrices of all layers; every token is multiplied by each.
-        head_entries: Entries of the head's rows that can be drawn; used only for generated tokens.
-        attention_width: Layers x query heads x head size.
-        read_bytes: Bytes of all weights that a token step reads: all but the token embedding, of
-            which it only looks up rows.
-        cache_bytes: Bytes of the keys and values of one token.
-        rows: Rows for each image: 2 with guidance between tokens, whose scores share one pass of
-            the head.
-        is_prompt_shared: Whether the samples of a prompt share its keys and values.
-    """
-
-    layer_entries: int
-    head_entries: int
-    attention_width: int
-    read_bytes: int
-    cache_bytes: int
-    rows: int = 1
-    is_prompt_shared: bool = True
-
-
-def language_work(planner: Planner, model: ModelSettings) -> LanguageWork:
-    """Work per token as a run loads the model; operations of adapters are not counted."""
-    language = planner.language
-    return LanguageWork(
-        layer_entries=language.layer_entries,
-        head_entries=language.head_entries,
-        attention_width=language.attention_width,
-        read_bytes=read_bytes(language, model),
-        cache_bytes=language.cache_bytes(model.dtype),
-        rows=planner.rows_per_image(model),
-        is_prompt_shared=language.is_prompt_shared,
-    )
 
 
 @dataclass(frozen=True)
@@ -119,14 +53,13 @@ def step_floors(
             not counted.
     """
     device = device.in_dtype(config.model.dtype)
-    sizes = batch_sizes(config, prompt_tokens=prompt_tokens, processes=processes)
-    language, sequences = _language(config, planner, sizes)
-    work = _work(config, planner, language, sequences, device.flops)
+    batch = training_batch(config, prompt_tokens=prompt_tokens, processes=processes)
+    work = _work(planner, config, batch, device.flops)
     rollout, decode, update = (
-        sizes.images * flops for flops in (work.rollout, work.decode, work.update)
+        batch.images * flops for flops in (work.rollout, work.decode, work.update)
     )
     floors = {
-        "rollout": PhaseFloor(rollout_floor(language, sequences, device), rollout),
+        "rollout": PhaseFloor(rollout_floor(planner, config, batch, device), rollout),
         "decode": PhaseFloor(decode / device.flops, decode),
         "update": PhaseFloor(update / device.flops, update),
     }
@@ -150,31 +83,15 @@ def step_work(
     Args:
         prompt_tokens: Tokens of a prompt; all are assumed to be as long.
     """
-    sizes = batch_sizes(config, prompt_tokens=prompt_tokens)
-    peak_flops = device.in_dtype(config.model.dtype).flops * processes
-    return _work(config, planner, *_language(config, planner, sizes), peak_flops)
+    batch = training_batch(config, prompt_tokens=prompt_tokens)
+    return _work(planner, config, batch, device.in_dtype(config.model.dtype).flops * processes)
 
 
-def _work(
-    config: Config,
-    planner: Planner,
-    language: LanguageWork,
-    sequences: SequenceSizes,
-    peak_flops: float,
-) -> StepWork:
-    learned = update_flops(
-        language,
-        sequences,
-        updates=config.train.updates_per_rollout,
-        minibatches=config.train.minibatches_per_rollout,
-        is_full=config.model.adapter is None,
-        is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=config.needs_reference,
-    )
+def _work(planner: Planner, config: Config, batch: BatchShape, peak_flops: float) -> StepWork:
     return StepWork(
-        rollout=rollout_flops(language, sequences) / sequences.images,
+        rollout=rollout_flops(planner, config, batch) / batch.images,
         decode=float(planner.decode_flops(config)),
-        update=learned / sequences.images,
+        update=update_flops(planner, config, batch) / batch.images,
         peak_flops=peak_flops,
         is_skipping_flat=config.train.skip_flat and config.loss.weighs_advantages_alone,
     )
@@ -216,96 +133,70 @@ def work_of_run(
     return work
 
 
-def _language(
-    config: Config, planner: Planner, sizes: BatchSizes
-) -> tuple[LanguageWork, SequenceSizes]:
-    read, generated = planner.sequence_tokens(sizes)
-    work = language_work(planner, model_settings(config, is_on_accelerator=True))
-    return work, SequenceSizes(
-        prompts=sizes.prompts,
-        group_size=sizes.group_size,
-        prompt_tokens=read,
-        tokens=generated,
-        at_once=sizes.sampled_at_once,
-    )
-
-
-def rollout_floor(work: LanguageWork, sizes: SequenceSizes, device: DeviceSpeed) -> float:
+def rollout_floor(
+    planner: Planner, config: Config, batch: BatchShape, device: DeviceSpeed
+) -> float:
     """Seconds to read the prompts and sample all tokens, each limited by memory or operations.
 
     A prompt's keys and values are read once per group.
     """
     return sum(
         max(read / device.bandwidth, flops / device.flops)
-        for read, flops in _token_steps(work, sizes)
+        for read, flops in _token_steps(planner, config, batch)
     )
 
 
-def rollout_flops(work: LanguageWork, sizes: SequenceSizes) -> int:
-    """Operations to read the prompts and sample all tokens."""
-    return sum(flops for _, flops in _token_steps(work, sizes))
+def rollout_flops(planner: Planner, config: Config, batch: BatchShape) -> int:
+    """Operations to read the prompts and sample all tokens; those of adapters are not counted."""
+    return sum(flops for _, flops in _token_steps(planner, config, batch))
 
 
-def _token_steps(work: LanguageWork, sizes: SequenceSizes) -> Iterator[tuple[int, int]]:
+def _token_steps(planner: Planner, config: Config, batch: BatchShape) -> Iterator[tuple[int, int]]:
     """Bytes read and operations done: for the prompts, then for each token of every sample."""
-    at_once = sizes.at_once or sizes.prompts
-    for start in range(0, sizes.prompts, at_once):
-        prompts = min(at_once, sizes.prompts - start)
-        images = prompts * sizes.group_size
-        reading = _forward_flops(work, sizes.prompt_tokens, scored=1)
-        yield work.read_bytes, prompts * reading
+    language, rows = planner.language, planner.rows_per_image(config.rollout)
+    length, tokens = planner.sequence_tokens(config, batch.prompt_tokens)
+    weights = read_bytes(language, config.model)
+    a_token = language.cache_bytes(DTYPES[config.model.dtype])
+    layers, head = 2 * language.layer_entries, 2 * language.head_entries
+    reading = rows * (layers * length + _attention_flops(language, _causal_pairs(length))) + head
+    at_once = prompts_at_once(batch.prompts, batch.group_size, config.rollout.batch_size)
+    for start in range(0, batch.prompts, at_once):
+        prompts = min(at_once, batch.prompts - start)
+        images = prompts * batch.group_size
+        yield weights, prompts * reading
         # The last token is sampled, but not processed further.
-        for generated in range(1, sizes.tokens):
-            read = prompts if work.is_prompt_shared else images
-            cached = work.rows * (read * sizes.prompt_tokens + images * generated)
-            attention = _attention_flops(work, sizes.prompt_tokens + generated)
-            flops = work.rows * (2 * work.layer_entries + attention) + 2 * work.head_entries
-            yield work.read_bytes + cached * work.cache_bytes, images * flops
+        for generated in range(1, tokens):
+            read = prompts if language.is_prompt_shared else images
+            cached = rows * (read * length + images * generated)
+            flops = rows * (layers + _attention_flops(language, length + generated)) + head
+            yield weights + cached * a_token, images * flops
 
 
-def update_flops(
-    work: LanguageWork,
-    sizes: SequenceSizes,
-    *,
-    updates: int,
-    is_full: bool,
-    is_checkpointing: bool,
-    needs_reference: bool,
-    minibatches: int = 1,
-) -> int:
+def update_flops(planner: Planner, config: Config, batch: BatchShape) -> int:
     """Operations of replay, backward pass and reference, over all images of a step.
 
     A matrix costs 2 operations per entry and token: once forward, once for the gradient of its
-    input, once for its own gradient, and once more if the forward pass is repeated by
-    checkpointing. A trained head adds the logits beyond a chunk, which it computes again. Attention
-    costs twice as much backward as forward.
-
-    Args:
-        updates: Optimizer updates per rollout.
-        is_full: Whether all matrices get gradients; if not, these only flow through them to
-            adapters.
-        is_checkpointing: Whether the backward pass recomputes layers.
-        needs_reference: Whether a KL to the reference has a weight.
-        minibatches: Parts of a rollout; all but the first are scored once more before the updates.
+    input, once for its own gradient (with adapters, gradients only flow through it), and once more
+    if the forward pass is repeated by checkpointing. A trained head adds the logits beyond a chunk,
+    which it computes again. Attention costs twice as much backward as forward. Minibatches but the
+    first are scored once more before the updates.
     """
-    length = sizes.prompt_tokens + sizes.tokens - 1
-    layers = work.rows * 2 * work.layer_entries * length
-    head = 2 * work.head_entries * sizes.tokens
-    attention = work.rows * _attention_flops(work, _causal_pairs(length))
-    again = int(is_checkpointing)
+    language, rows, train = planner.language, planner.rows_per_image(config.rollout), config.train
+    read, tokens = planner.sequence_tokens(config, batch.prompt_tokens)
+    length = read + tokens - 1
+    layers = rows * 2 * language.layer_entries * length
+    head = 2 * language.head_entries * tokens
+    attention = rows * _attention_flops(language, _causal_pairs(length))
+    is_full, again = config.model.adapter is None, int(config.model.gradient_checkpointing)
     an_update = (2 + is_full + again) * layers + (2 + is_full) * head + (3 + again) * attention
-    scored = needs_reference + 1 - 1 / minibatches
-    return round(sizes.images * (updates * an_update + scored * (layers + head + attention)))
+    scored = config.needs_reference + 1 - 1 / train.minibatches_per_rollout
+    per_image = train.updates_per_rollout * an_update + scored * (layers + head + attention)
+    return round(batch.images * per_image)
 
 
-def _forward_flops(work: LanguageWork, length: int, *, scored: int) -> int:
-    layers = 2 * work.layer_entries * length + _attention_flops(work, _causal_pairs(length))
-    return work.rows * layers + 2 * work.head_entries * scored
-
-
-def _attention_flops(work: LanguageWork, pairs: int) -> int:
+def _attention_flops(language: LanguageShape, pairs: int) -> int:
     """Two products per pair, query by key and weight by value, at 2 operations per entry."""
-    return 4 * work.attention_width * pairs
+    return 4 * language.attention_width * pairs
 
 
 def _causal_pairs(length: int) -> int:

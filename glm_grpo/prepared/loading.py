@@ -12,7 +12,7 @@ import torch
 
 from glm_grpo.config import Config
 from glm_grpo.config.losses import CustomLoss
-from glm_grpo.models.base import DTYPES, Quantization
+from glm_grpo.models.base import DTYPES
 from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.find import FoundModel
 from glm_grpo.models.offload import ModulePart, Movable, Offload
@@ -52,9 +52,8 @@ def load_models(
         pipeline = model.family.load_pipeline(
             model.path,
             dtype=DTYPES[config.model.dtype],
-            quantization=Quantization(
-                language=config.model.quantization, decoder=config.decode.quantization
-            ),
+            quantization=config.model.quantization,
+            decoder_quantization=config.decode.quantization,
             quantize_on=device,
         )
         logger.info(

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from glm_grpo.data.prompts import part_of_batch
-from glm_grpo.models.planning import prompts_at_once
+from glm_grpo.models.sampling import prompts_at_once
 from glm_grpo.training.joining import join_rollouts
 from glm_grpo.training.phase import Models, PhaseClock, decoding_size, sampling_size
 from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout

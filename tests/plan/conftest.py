@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from glm_grpo.models.memory import plan_memory
+from glm_grpo.plan.memory import plan_memory
 from tests.plan.simple_planner import SimplePlanner
 
 

@@ -12,7 +12,7 @@ from glm_grpo.config import compose_config, effective_config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.find import FoundModel
 from glm_grpo.models.planning import Parallelism
-from glm_grpo.plan.fit import batch_sizes, evaluation_sizes
+from glm_grpo.plan.memory import BatchShape, evaluation_batch, training_batch
 from glm_grpo.plan.processes import refuse_for_processes
 from glm_grpo.prepared import memory
 from glm_grpo.prepared.prepared_run import prepare
@@ -37,12 +37,10 @@ def _compose(*overrides):
 
 def test_sizes_are_those_of_the_process_with_most_prompts():
     # 5 prompts over 3 processes are 2, 2 and 1, of 2 images each.
-    sizes = batch_sizes(_compose(), prompt_tokens=30, processes=3)
-    assert (sizes.prompts, sizes.images, sizes.micro_batch_size) == (2, 4, 4)
+    assert training_batch(_compose(), prompt_tokens=30, processes=3) == BatchShape(2, 2, 30)
     # An evaluation takes 10 // 3 images at once, a sample a prompt.
     evaluated = _compose("eval.samples_per_prompt=1")
-    assert evaluation_sizes(evaluated, prompt_tokens=30, processes=3).prompts == 3
-    assert batch_sizes(_compose(), prompt_tokens=30).micro_batch_size == 10
+    assert evaluation_batch(evaluated, prompt_tokens=30, processes=3) == BatchShape(3, 1, 30)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,9 @@ from glm_grpo.models.glm_image.planner import (
     PartConfigs,
     read_part_configs,
 )
-from glm_grpo.models.planning import ModelSettings
-from glm_grpo.plan.floors import language_work
+from glm_grpo.plan.memory import read_bytes
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
-
-FULL = ModelSettings(
-    dtype=torch.float32,
-    adapter_rank=None,
-    is_checkpointing=False,
-    needs_reference=False,
-    is_on_accelerator=True,
-)
+from tests.factories import tiny_config
 
 
 def test_decoder_work_counts_every_matrix_and_convolution():
@@ -60,26 +52,26 @@ def test_decoder_work_counts_every_matrix_and_convolution():
     assert vae_flops == 2 * 16 * 9 * (9 * 16 + 12)
 
 
-def test_language_work_leaves_out_the_embedding_of_which_rows_are_read():
+def test_token_step_does_not_read_the_embedding_of_which_rows_are_looked_up():
     sizes = PolicySizes(codebook=64, layers=2)
     model = build_policy_model(seed=0, sizes=sizes)
-    configs = PartConfigs(model.config.to_dict(), {}, {}, {})
-    work = language_work(GlmImagePlanner(configs), FULL)
+    language = GlmImagePlanner(PartConfigs(model.config.to_dict(), {}, {}, {})).language
     inner, head = model.model.language_model, model.lm_head.weight
     embedding = inner.embed_tokens.weight.numel()
     weights = sum(parameter.numel() for parameter in inner.parameters())
-    assert work.head_entries == 64 * sizes.hidden_size
+    assert language.head_entries == 64 * sizes.hidden_size
     assert len(head) > 64
-    assert work.read_bytes == 4 * (weights - embedding + work.head_entries)
+    read = read_bytes(language, tiny_config("model.adapter=null").model)
+    assert read == 4 * (weights - embedding + language.head_entries)
     vectors = sum(p.numel() for p in inner.parameters() if p.dim() == 1)
-    assert work.layer_entries == weights - embedding - vectors
-    assert work.attention_width == 2 * sizes.hidden_size
+    assert language.layer_entries == weights - embedding - vectors
+    assert language.attention_width == 2 * sizes.hidden_size
 
 
-def test_language_work_of_the_published_model_has_its_sizes():
-    bf16 = replace(FULL, dtype=torch.bfloat16, adapter_rank=32)
-    work = language_work(GlmImagePlanner(read_part_configs(PUBLISHED_ID)), bf16)
+def test_token_step_of_the_published_model_reads_its_sizes():
+    bf16 = tiny_config("model.dtype=bfloat16", "model.adapter={rank: 32, alpha: 64.0}").model
+    language = GlmImagePlanner(read_part_configs(PUBLISHED_ID)).language
     # 8.847 B less 0.69 B of the embedding, and 95 M entries of adapters, read in bf16.
-    assert work.layer_entries == pytest.approx(8.16e9, rel=1e-3)
-    assert work.read_bytes == pytest.approx(2 * (8.225e9 + 95e6), rel=1e-3)
-    assert work.cache_bytes == 40_960
+    assert language.layer_entries == pytest.approx(8.16e9, rel=1e-3)
+    assert read_bytes(language, bf16) == pytest.approx(2 * (8.225e9 + 95e6), rel=1e-3)
+    assert language.cache_bytes(torch.bfloat16) == 40_960

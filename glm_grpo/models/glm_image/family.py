@@ -153,11 +153,7 @@ def build_policy(
     return GlmImagePolicy(
         pipeline,
         temperature=config.rollout.temperature,
-        truncation=Truncation(
-            top_k=config.rollout.top_k,
-            top_p=config.rollout.top_p,
-            min_p=config.rollout.min_p,
-        ),
+        truncation=Truncation.of(config.rollout),
         adapter_rank=None if adapter is None else adapter.rank,
         adapter_alpha=0.0 if adapter is None else adapter.alpha,
         is_checkpointing=config.model.gradient_checkpointing,

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
 from glm_grpo.errors import ConfigError, ModelError
-from glm_grpo.models.base import NO_QUANTIZATION, Quantization, ReservedTokens
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.four_bits import move_to_cpu, options_for_4_bits
 from glm_grpo.models.glm_image.model_folder import check_parts, check_tokenizers
 from glm_grpo.models.glm_image.planner import build_part, read_part_configs
@@ -105,7 +105,8 @@ def load_pipeline(
     path: str,
     *,
     dtype: torch.dtype,
-    quantization: Quantization = NO_QUANTIZATION,
+    quantization: str | None = None,
+    decoder_quantization: str | None = None,
     quantize_on: torch.device = _CPU,
 ) -> GlmImagePipeline:
     """Load all parts of the pipeline on the CPU in evaluation mode, every parameter from its files.
@@ -113,7 +114,11 @@ def load_pipeline(
     Args:
         path: Folder that `GlmImagePipeline.save_pretrained` wrote, or a hub id.
         dtype: Dtype of all weights that are not quantised; of the decoder, see `decoder_dtype`.
-        quantization: Which weights to store in fewer bits.
+        quantization: `nf4` stores the matrices of the language model's layers in 4 bits, with
+            blocks of 64 and 8-bit scales. Source: QLoRA, Dettmers et al. 2023 (arXiv 2305.14314),
+            section 3.
+        decoder_quantization: `float8` stores the weights of the diffusion transformer in 8 bits,
+            and casts them to its dtype layer by layer when they are used.
         quantize_on: Device that quantises the language model to 4 bits; an accelerator takes
             seconds, the CPU minutes.
 
@@ -121,7 +126,7 @@ def load_pipeline(
         ModelError: Loading failed, or parameters are missing; the message names folder, file and
             remedy.
     """
-    is_quantizing = quantization.language is not None
+    is_quantizing = quantization is not None
     four_bits = options_for_4_bits(dtype, quantize_on, kept=KEPT_MODULES) if is_quantizing else {}
     folder = find_folder(path, partial(GlmImagePipeline.download, path, use_safetensors=True))
     _check_folder(folder)
@@ -136,7 +141,7 @@ def load_pipeline(
     with damage_named(folder):
         others = GlmImagePipeline.from_pretrained(folder, **dict.fromkeys(models)).components
         pipeline = GlmImagePipeline(**{**others, **models})
-    if quantization.decoder is not None:
+    if decoder_quantization is not None:
         hold_in_8_bits(pipeline.transformer)
     for model in models.values():
         model.eval().requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,8 +20,9 @@ from transformers import (
 )
 
 from glm_grpo.config import Config
+from glm_grpo.config.sections import RolloutSection
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import Quantization
+from glm_grpo.models.base import DTYPES
 from glm_grpo.models.glm_image.decoder import decoded_at_once
 from glm_grpo.models.glm_image.model_folder import read_config
 from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
@@ -28,7 +30,7 @@ from glm_grpo.models.glm_image.quantization import hold_in_8_bits
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.models.model_files import damage_named
 from glm_grpo.models.module_sizes import count_flops, part_bytes
-from glm_grpo.models.planning import BatchSizes, LanguageShape, ModelSettings, PartBytes
+from glm_grpo.models.planning import LanguageShape, PartBytes
 
 PUBLISHED_ID = "zai-org/GLM-Image"
 """Hub id of the model whose sizes are known without its files."""
@@ -181,7 +183,7 @@ class GlmImagePlanner:
         """See `Planner`; images smaller than in training only test a setup."""
         return (1024, 768, 512, 256)
 
-    def rows_per_image(self, model: ModelSettings) -> int:
+    def rows_per_image(self, rollout: RolloutSection) -> int:
         """See `Planner`; there is no guidance between tokens."""
         return 1
 
@@ -227,58 +229,57 @@ class GlmImagePlanner:
         model = self._language_model(layers=1).to(dtype).model
         return part_bytes([model.visual, model.vqmodel])
 
-    def _decoder(self, dtype: torch.dtype, quantization: Quantization) -> PartBytes:
+    def _decoder(self, dtype: torch.dtype, quantization: str | None) -> PartBytes:
         """See `Planner`."""
         transformer, vae, encoder = (
             nn.Module.to(build_part(self._configs, part), dtype)
             for part in ("transformer", "vae", "text_encoder")
         )
-        if quantization.decoder is not None:
+        if quantization is not None:
             hold_in_8_bits(transformer)
         return part_bytes([transformer, vae, encoder])
 
-    def decode_bytes(self, sizes: BatchSizes, model: ModelSettings) -> int:
+    def decode_bytes(self, config: Config, *, group_size: int, prompt_tokens: int) -> int:
         """See `Planner`; guidance runs its passes one after the other."""
-        transformer, item = self._configs.transformer, model.dtype.itemsize
+        transformer, item = self._configs.transformer, _itemsize(config)
+        size, decode = (config.rollout.height, config.rollout.width), config.decode
         heads = transformer.get("num_attention_heads", 64)
         width = heads * transformer.get("attention_head_dim", 40)
-        patches = self._patches(sizes.height, sizes.width)
+        patches = self._patches(*size)
         layers = transformer.get("num_layers", 30)
         # Keys and values of source pictures, which all images of a group share.
-        sources = sizes.num_sources * patches * 2 * layers * width * item
-        at_once = min(sizes.group_size, sizes.decode_batch_size or sizes.group_size)
-        tokens = patches + sizes.prompt_tokens
+        sources = config.data.sources * patches * 2 * layers * width * item
+        at_once = min(group_size, decode.batch_size or group_size)
+        tokens = patches + prompt_tokens
         drawing = int(_DRAWN_STATES * width * item) * at_once * tokens + sources
-        if model.quantization.decoder is not None:
+        if decode.quantization is not None:
             # The transformer is cast one layer at a time.
             drawing += max(map(Tensor.numel, self._transformer().parameters())) * item
-        rest = sizes.group_size % at_once or at_once
-        turned = max(
-            decoded_at_once(n, sizes.height, sizes.width, sizes.vae_batch_size)
-            for n in (at_once, rest)
-        )
+        rest = group_size % at_once or at_once
+        turned = max(decoded_at_once(n, *size, decode.vae_batch_size) for n in (at_once, rest))
         channels = [*self._configs.vae.get("block_out_channels", (64,)), 0]
-        pixels = sizes.height * sizes.width * item
+        pixels = math.prod(size) * item
         # Slices decoded earlier wait, and are concatenated while all of them exist.
         a_picture = 3 * pixels
         turning = _VAE_STATES * max(channels[:2]) * pixels * turned + (at_once - turned) * a_picture
         # Finished images wait for the rest of their group.
-        waiting = (sizes.group_size - at_once) * a_picture
+        waiting = (group_size - at_once) * a_picture
         return max(drawing, turning + sources, 2 * at_once * a_picture) + waiting
 
-    def sources_bytes(self, sizes: BatchSizes, dtype: torch.dtype) -> int:
+    def sources_bytes(self, config: Config) -> int:
         """See `Planner`: two copies of the codebook, and each token's distance to every code."""
-        config = GlmImageConfig.from_dict(self._configs.language).vq_config
-        tokens = token_layout(sizes.height, sizes.width, has_preview=False).num_target
-        codebook = config.num_embeddings * config.embed_dim * dtype.itemsize
-        return 2 * codebook + tokens * config.num_embeddings * dtype.itemsize
+        vq, item = GlmImageConfig.from_dict(self._configs.language).vq_config, _itemsize(config)
+        rollout = config.rollout
+        tokens = token_layout(rollout.height, rollout.width, has_preview=False).num_target
+        codebook = vq.num_embeddings * vq.embed_dim * item
+        return 2 * codebook + tokens * vq.num_embeddings * item
 
-    def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
+    def sequence_tokens(self, config: Config, prompt_tokens: int) -> tuple[int, int]:
         """See `Planner`; source pictures stand between start and end tokens."""
-        is_edit = sizes.num_sources > 0
-        source = token_layout(sizes.height, sizes.width, has_preview=False).num_tokens + 2
-        tokens = token_layout(sizes.height, sizes.width, has_preview=not is_edit).num_tokens
-        return sizes.prompt_tokens + sizes.num_sources * source, tokens
+        size, sources = (config.rollout.height, config.rollout.width), config.data.sources
+        source = token_layout(*size, has_preview=False).num_tokens + 2
+        tokens = token_layout(*size, has_preview=sources == 0).num_tokens
+        return prompt_tokens + sources * source, tokens
 
     def longest_prompt_tokens(
         self, captions: Sequence[str], *, height: int, width: int
@@ -330,6 +331,10 @@ class GlmImagePlanner:
     def _patches(self, height: int, width: int) -> int:
         rows, columns = self._latent(height, width)
         return rows * columns // self._configs.transformer.get("patch_size", 2) ** 2
+
+
+def _itemsize(config: Config) -> int:
+    return DTYPES[config.model.dtype].itemsize
 
 
 def _empty(*shape: int) -> Tensor:

@@ -14,9 +14,9 @@ from glm_grpo.models.janus_pro.decoder import JanusProDecoder
 from glm_grpo.models.janus_pro.export import export_adapter, export_folder
 from glm_grpo.models.janus_pro.loading import JanusPro, check_model, image_side, load_pipeline
 from glm_grpo.models.janus_pro.planner import (
-    PUBLISHED_GUIDANCE,
     JanusProPlanner,
     find_config_folder,
+    guidance_of,
     knows_sizes,
     read_sizes,
 )
@@ -107,12 +107,11 @@ def build_policy(
 ) -> JanusProPolicy:
     """Build the policy; nothing of it is compiled."""
     adapter, rollout = config.model.adapter, config.rollout
-    scale = rollout.guidance_scale
     return JanusProPolicy(
         pipeline,
         temperature=rollout.temperature,
-        guidance_scale=PUBLISHED_GUIDANCE if scale is None else scale,
-        truncation=Truncation(top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p),
+        guidance_scale=guidance_of(rollout),
+        truncation=Truncation.of(rollout),
         adapter_rank=None if adapter is None else adapter.rank,
         adapter_alpha=0.0 if adapter is None else adapter.alpha,
         is_checkpointing=config.model.gradient_checkpointing,

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from transformers import JanusConfig, JanusForConditionalGeneration, JanusProcessor
 
 from glm_grpo.errors import ModelError
-from glm_grpo.models.base import NO_QUANTIZATION, Quantization, ReservedTokens
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.four_bits import move_to_cpu, options_for_4_bits
 from glm_grpo.models.janus_pro.prompt_inputs import tokenize_prompts
 from glm_grpo.models.model_files import (
@@ -80,7 +80,8 @@ def load_pipeline(
     path: str,
     *,
     dtype: torch.dtype,
-    quantization: Quantization = NO_QUANTIZATION,
+    quantization: str | None = None,
+    decoder_quantization: str | None = None,
     quantize_on: torch.device = _CPU,
 ) -> JanusPro:
     """Load model and processor on the CPU in evaluation mode, every parameter from its files.
@@ -90,13 +91,14 @@ def load_pipeline(
     Args:
         path: Folder that `JanusForConditionalGeneration.save_pretrained` wrote, or a hub id.
         dtype: Dtype of all weights that are not quantised.
-        quantization: Which weights to store in fewer bits.
+        quantization: `nf4` stores the matrices of the language model's layers in 4 bits.
+        decoder_quantization: None: the decoder has no such form.
         quantize_on: Device that quantises the language model to 4 bits.
 
     Raises:
         ModelError: Loading failed, or parameters are missing; the message names folder and remedy.
     """
-    is_quantizing = quantization.language is not None
+    is_quantizing = quantization is not None
     four_bits = options_for_4_bits(dtype, quantize_on, kept=_KEPT_MODULES) if is_quantizing else {}
     folder = find_folder(path, partial(_download, path, _ALL_FILES))
     check_files(folder)

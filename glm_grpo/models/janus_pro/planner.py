@@ -13,12 +13,13 @@ from torch import nn
 from transformers import JanusConfig, JanusForConditionalGeneration
 
 from glm_grpo.config import Config
+from glm_grpo.config.sections import RolloutSection
 from glm_grpo.errors import ConfigError, GlmGrpoError
-from glm_grpo.models.base import Quantization
+from glm_grpo.models.base import DTYPES
 from glm_grpo.models.janus_pro.loading import image_side, read_config, read_processor
 from glm_grpo.models.janus_pro.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.module_sizes import count_flops, part_bytes
-from glm_grpo.models.planning import BatchSizes, LanguageShape, ModelSettings, PartBytes
+from glm_grpo.models.planning import LanguageShape, PartBytes
 
 PUBLISHED_GUIDANCE = 5.0
 """Scale of guidance that the model is published with. Source: `convert_janus_weights_to_hf.py` of
@@ -37,6 +38,11 @@ _DECODED_STATES, _ENCODED_STATES = 3.1, 4.5
 and encoder."""
 _PIXEL_COPIES, _FLOAT32 = 3, 4
 """Pictures in fp32 while their levels are computed, and bytes of a number."""
+
+
+def guidance_of(rollout: RolloutSection) -> float:
+    """Scale of guidance between tokens; as published if none is set."""
+    return PUBLISHED_GUIDANCE if rollout.guidance_scale is None else rollout.guidance_scale
 
 
 def knows_sizes(path: str) -> bool:
@@ -136,10 +142,9 @@ class JanusProPlanner:
             is_prompt_shared=False,
         )
 
-    def rows_per_image(self, model: ModelSettings) -> int:
+    def rows_per_image(self, rollout: RolloutSection) -> int:
         """See `Planner`."""
-        scale = PUBLISHED_GUIDANCE if model.guidance_scale is None else model.guidance_scale
-        return 2 if scale > 1 else 1
+        return 2 if guidance_of(rollout) > 1 else 1
 
     def unplaced(self, dtype: torch.dtype) -> int:
         """See `Planner`: vision tower, its aligner, and the text head."""
@@ -154,26 +159,24 @@ class JanusProPlanner:
         vqmodel = self._vqmodel(dtype)
         return part_bytes([vqmodel.encoder, vqmodel.quant_conv])
 
-    def decoder(self, dtype: torch.dtype, quantization: Quantization) -> PartBytes:
+    def decoder(self, dtype: torch.dtype, quantization: str | None) -> PartBytes:
         """See `Planner`; never quantised."""
         vqmodel = self._vqmodel(dtype)
         return part_bytes([vqmodel.quantize, vqmodel.post_quant_conv, vqmodel.decoder])
 
-    def decode_bytes(self, sizes: BatchSizes, model: ModelSettings) -> int:
+    def decode_bytes(self, config: Config, *, group_size: int, prompt_tokens: int) -> int:
         """See `Planner`."""
-        at_once = min(sizes.group_size, sizes.decode_batch_size or sizes.group_size)
+        at_once = min(group_size, config.decode.batch_size or group_size)
         pixels = 3 * image_side(self._config) ** 2
-        return at_once * (
-            self._states(_DECODED_STATES, model.dtype) + _PIXEL_COPIES * pixels * _FLOAT32
-        )
+        return at_once * (self._states(_DECODED_STATES, config) + _PIXEL_COPIES * pixels * _FLOAT32)
 
-    def sources_bytes(self, sizes: BatchSizes, dtype: torch.dtype) -> int:
+    def sources_bytes(self, config: Config) -> int:
         """See `Planner`."""
-        return self._states(_ENCODED_STATES, dtype)
+        return self._states(_ENCODED_STATES, config)
 
-    def sequence_tokens(self, sizes: BatchSizes) -> tuple[int, int]:
+    def sequence_tokens(self, config: Config, prompt_tokens: int) -> tuple[int, int]:
         """See `Planner`."""
-        return sizes.prompt_tokens, self._config.vq_config.num_patches**2
+        return prompt_tokens, self._config.vq_config.num_patches**2
 
     def longest_prompt_tokens(
         self, captions: Sequence[str], *, height: int, width: int
@@ -197,7 +200,7 @@ class JanusProPlanner:
         with torch.device("meta"):
             return nn.Module.to(type(self._model.vqmodel)(self._config.vq_config), dtype)
 
-    def _states(self, number: float, dtype: torch.dtype) -> int:
+    def _states(self, number: float, config: Config) -> int:
         """Bytes of tensors of the VQ's first level, for one image."""
-        pixels = image_side(self._config) ** 2
-        return int(number * self._config.vq_config.base_channels * pixels * dtype.itemsize)
+        entries = self._config.vq_config.base_channels * image_side(self._config) ** 2
+        return int(number * entries * DTYPES[config.model.dtype].itemsize)

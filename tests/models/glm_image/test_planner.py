@@ -17,22 +17,16 @@ from glm_grpo.models.glm_image.planner import (
     PartConfigs,
     read_part_configs,
 )
-from glm_grpo.models.memory import (
+from glm_grpo.models.module_sizes import pinned
+from glm_grpo.models.planning import OVERHEAD_BYTES, MemoryItem, MemoryPlan
+from glm_grpo.plan.fit import ConfigPlanner
+from glm_grpo.plan.memory import (
+    BatchShape,
     bytes_in_4_bits,
-    pinned,
     plan_memory,
     rollout_bytes,
     update_activations,
 )
-from glm_grpo.models.planning import (
-    OVERHEAD_BYTES,
-    BatchSizes,
-    MemoryItem,
-    MemoryPlan,
-    ModelSettings,
-    ScorerSizes,
-)
-from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.tiny.models import (
     PolicySizes,
     build_glyph_tokenizer,
@@ -44,25 +38,27 @@ from glm_grpo.tiny.models import (
 )
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import Prompt
-from tests.factories import CONFIG_DIR, allocated_peak
+from tests.factories import CONFIG_DIR, allocated_peak, tiny_config
 
-MODEL = ModelSettings(
-    dtype=torch.float32,
-    adapter_rank=None,
-    is_checkpointing=False,
-    needs_reference=False,
-    is_on_accelerator=False,
-)
-SIZES = BatchSizes(
-    prompts=1,
-    group_size=4,
-    height=64,
-    width=64,
-    prompt_tokens=30,
-    micro_batch_size=2,
-    is_truncated=False,
-)
-PUBLISHED = replace(MODEL, dtype=torch.bfloat16, adapter_rank=32, is_on_accelerator=True)
+BATCH = BatchShape(prompts=1, group_size=4, prompt_tokens=30)
+ADAPTER = "model.adapter={rank: 8, alpha: 16.0}"
+
+
+def config_of(*overrides):
+    """Full fine-tuning of 4 images of 64 x 64 in micro-batches of 2, without a KL."""
+    step = ("rollout.prompts_per_step=1", "rollout.group_size=4", "eval.samples_per_prompt=1")
+    size = ("rollout.height=64", "rollout.width=64", "train.micro_batch_size=2")
+    model = ("model.adapter=null", "model.gradient_checkpointing=false", "loss.kl_coef=0")
+    return tiny_config(*step, *size, *model, *overrides)
+
+
+def plan(planner, *overrides, is_on_accelerator=True):
+    return plan_memory(
+        planner,
+        config_of(*overrides),
+        prompt_tokens=BATCH.prompt_tokens,
+        is_on_accelerator=is_on_accelerator,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +71,8 @@ def published():
     return GlmImagePlanner(read_part_configs(PUBLISHED_ID))
 
 
-def item(plan: MemoryPlan, name: str) -> MemoryItem:
-    return next(each for each in plan.items if each.name == name)
+def item(planned: MemoryPlan, name: str) -> MemoryItem:
+    return next(each for each in planned.items if each.name == name)
 
 
 def test_pinned_bytes_are_powers_of_two_for_each_tensor():
@@ -130,45 +126,51 @@ def test_plan_is_within_8_percent_of_what_a_card_allocated(published, name, over
 
 
 def test_plan_of_the_published_model_has_its_sizes(published):
-    sizes = replace(SIZES, height=512, width=512, prompts=2)
-    plan = plan_memory(published, PUBLISHED, sizes, ScorerSizes(), "modules")
+    step = ("rollout.prompts_per_step=2", "rollout.height=512", "rollout.width=512")
+    model = ("model.dtype=bfloat16", "model.adapter={rank: 32, alpha: 64.0}", "offload=modules")
+    found = plan(published, *step, *model)
     # 8.847 B + 16512 x 4096 of the head, 2 bytes each; 40 layers, 2 heads of 128, 2 bytes:
     # 40,960 bytes a token, of which 8 images have 512.
-    weights = item(plan, "language model and head").by_phase["rollout"]
+    weights = item(found, "language model and head").by_phase["rollout"]
     assert weights == pytest.approx(17.83e9, rel=1e-3)
-    assert item(plan, "vision tower and VQ").cpu == pytest.approx(2.40e9, rel=1e-2)
-    assert item(plan, "cache of the samples").by_phase == {"rollout": 40_960 * 8 * 512}
+    assert item(found, "vision tower and VQ").cpu == pytest.approx(2.40e9, rel=1e-2)
+    assert item(found, "cache of the samples").by_phase == {"rollout": 40_960 * 8 * 512}
     # 40 layers, 32 x (sides of q, k, v, o, gate and up, down), 4 bytes.
     sides = 2 * 8192 + 2 * (4096 + 256) + (4096 + 27_392) + (13_696 + 4096)
-    assert item(plan, "adapters").by_phase == dict.fromkeys(
+    assert item(found, "adapters").by_phase == dict.fromkeys(
         ("rollout", "update"), 40 * 32 * sides * 4
     )
 
 
 @pytest.mark.parametrize(
     ("way", "off"),
-    [({}, 0.2), ({"adapter_rank": 8}, 0.2), ({"adapter_rank": 8, "is_checkpointing": True}, 0.3)],
+    [
+        ((), 0.2),
+        ((ADAPTER,), 0.2),
+        ((ADAPTER, "model.gradient_checkpointing=true"), 0.3),
+    ],
     ids=["full", "adapters", "checkpointing"],
 )
 def test_update_activations_are_near_what_is_allocated(way, off, build_policy, as_experience):
     sizes = PolicySizes(
         hidden_size=256, intermediate_size=512, heads=8, key_value_heads=8, layers=6
     )
-    settings = replace(MODEL, **way)
+    config = config_of(*way)
+    adapter = config.model.adapter
     model = build_policy_model(seed=0, sizes=sizes)
     parts = dict.fromkeys(("tokenizer", "text_encoder", "vae", "transformer", "scheduler"))
     policy = build_policy(
         GlmImagePipeline(processor=build_processor(sizes), vision_language_encoder=model, **parts),
-        adapter_rank=settings.adapter_rank,
-        is_checkpointing=settings.is_checkpointing,
+        adapter_rank=None if adapter is None else adapter.rank,
+        is_checkpointing=config.model.gradient_checkpointing,
         needs_reference=False,
     )
-    batch = prompt_batch(group_size=SIZES.micro_batch_size)
+    batch = prompt_batch(group_size=config.train.micro_batch_size)
     prompt_tokens = policy.encode(batch).input_ids.shape[1]
     shape = (1, batch.group_size, policy.tokens_per_image(batch))
     rollout = Rollout(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), None)
     experience = as_experience(batch, rollout)
-    rows = torch.arange(SIZES.micro_batch_size)
+    rows = torch.arange(config.train.micro_batch_size)
 
     def replay():
         scores = policy.replay(experience.prompts, experience.rollout, rows).log_probs
@@ -177,8 +179,8 @@ def test_update_activations_are_near_what_is_allocated(way, off, build_policy, a
     # Gradients exist by then, as of the micro-batch before.
     replay()
     planner = GlmImagePlanner(PartConfigs(model.config.to_dict(), {}, {}, {}))
-    planned = replace(SIZES, group_size=SIZES.micro_batch_size, prompt_tokens=prompt_tokens)
-    assert update_activations(planner, settings, planned) == pytest.approx(
+    planned = BatchShape(1, batch.group_size, prompt_tokens)
+    assert update_activations(planner, config, planned) == pytest.approx(
         allocated_peak(replay), rel=off
     )
 
@@ -186,10 +188,11 @@ def test_update_activations_are_near_what_is_allocated(way, off, build_policy, a
 def test_rollout_bytes_are_near_what_is_allocated(random_pipeline_folder, policy, small_preview):
     batch = replace(prompt_batch(group_size=8), height=256, width=256)
     prompt_tokens = policy.encode(batch).input_ids.shape[1]
-    planned = replace(SIZES, prompt_tokens=prompt_tokens, group_size=8, height=256, width=256)
+    config = config_of("rollout.height=256", "rollout.width=256")
     planner = GlmImagePlanner(read_part_configs(str(random_pipeline_folder)))
     measured = allocated_peak(lambda: policy.sample(batch))
-    assert sum(rollout_bytes(planner, MODEL, planned)) == pytest.approx(measured, rel=0.2)
+    planned = BatchShape(1, 8, prompt_tokens)
+    assert sum(rollout_bytes(planner, config, planned)) == pytest.approx(measured, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -231,38 +234,34 @@ def test_decode_bytes_are_near_what_is_allocated(
         batch_size=decode_batch_size,
         vae_batch_size=vae_batch_size,
     )
-    planned = replace(
-        SIZES,
-        height=128,
-        width=128,
-        prompt_tokens=8,
-        decode_batch_size=decode_batch_size,
-        vae_batch_size=vae_batch_size,
-        num_sources=num_sources,
+    config = config_of(
+        *("rollout.height=128", "rollout.width=128", f"data.sources={num_sources}"),
+        f"decode.batch_size={decode_batch_size or 'null'}",
+        f"decode.vae_batch_size={vae_batch_size or 'null'}",
     )
     source = torch.zeros(3, 128, 128, dtype=torch.uint8)
     ids = torch.zeros(1, num_sources, 16, dtype=torch.int64)
     batch = PromptBatch(
         (Prompt("sign", '"SIGN"', sources=(source,) * num_sources),),
-        planned.group_size,
+        BATCH.group_size,
         128,
         128,
         seed=0,
         decode_seeds=(5,),
         source_token_ids=ids if num_sources else None,
     )
-    tokens = torch.zeros(1, planned.group_size, 16 if num_sources else 272, dtype=torch.int64)
+    tokens = torch.zeros(1, BATCH.group_size, 16 if num_sources else 272, dtype=torch.int64)
     planner = GlmImagePlanner(
         PartConfigs({}, dict(transformer.config), dict(vae.config), text_encoder.config.to_dict())
     )
     measured = allocated_peak(lambda: decoder.decode(batch, tokens))
-    assert planner.decode_bytes(planned, MODEL) == pytest.approx(measured, rel=0.2)
+    planned = planner.decode_bytes(config, group_size=BATCH.group_size, prompt_tokens=8)
+    assert planned == pytest.approx(measured, rel=0.2)
 
 
 def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(planner):
-    model = replace(MODEL, is_on_accelerator=True)
     plans = {
-        offload: plan_memory(planner, model, SIZES, ScorerSizes(movable=1000), offload)
+        offload: plan(planner, f"offload={offload}")
         for offload in ("none", "modules", "modules_and_optimizer")
     }
     decoder = item(plans["none"], "decoder").by_phase["decode"]
@@ -278,16 +277,10 @@ def test_plan_offload_moves_weights_out_of_the_phases_that_do_without(planner):
 
 
 def test_plan_of_edits_has_the_vision_tower_on_the_accelerator_for_its_phase(planner):
-    model = replace(MODEL, is_on_accelerator=True)
-    sizes = replace(SIZES, height=128, width=128)
-    plain, resident, moved = (
-        plan_memory(planner, model, each, ScorerSizes(), offload)
-        for each, offload in (
-            (sizes, "none"),
-            (replace(sizes, num_sources=1), "none"),
-            (replace(sizes, num_sources=1), "modules"),
-        )
-    )
+    size, edit = ("rollout.height=128", "rollout.width=128"), "data.sources=1"
+    plain = plan(planner, *size)
+    resident = plan(planner, *size, edit)
+    moved = plan(planner, *size, edit, "offload=modules")
     name = "vision tower and VQ"
     size = item(plain, name).cpu
     assert "sources" not in plain.phases
@@ -300,17 +293,15 @@ def test_plan_of_edits_has_the_vision_tower_on_the_accelerator_for_its_phase(pla
 
 
 def test_plan_without_an_accelerator_holds_everything_in_one_memory(planner):
-    plan = plan_memory(planner, MODEL, SIZES, ScorerSizes(on_cpu=500), "modules")
-    assert plan.overhead == plan.moved_in == 0
-    assert plan.peak == plan.cpu + sum(item.by_phase.get(plan.peak_phase, 0) for item in plan.items)
-    assert item(plan, "decoder").by_phase["update"] > 0
+    found = plan(planner, "offload=modules", is_on_accelerator=False)
+    assert found.overhead == found.moved_in == 0
+    in_peak = sum(item.by_phase.get(found.peak_phase, 0) for item in found.items)
+    assert found.peak == found.cpu + in_peak
+    assert item(found, "decoder").by_phase["update"] > 0
 
 
 def test_plan_with_adapters_trains_two_factors_of_every_matrix(planner):
-    one, two = (
-        plan_memory(planner, replace(MODEL, adapter_rank=rank), SIZES, ScorerSizes(), "none")
-        for rank in (4, 8)
-    )
+    one, two = (plan(planner, f"model.adapter={{rank: {rank}, alpha: 8.0}}") for rank in (4, 8))
     weights = item(one, "adapters").by_phase["idle"]
     assert item(two, "adapters").by_phase["idle"] == 2 * weights
     assert item(one, "gradients").by_phase == {"update": weights}

@@ -10,7 +10,6 @@ import torch
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models import four_bits
-from glm_grpo.models.base import Quantization
 from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image import quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
@@ -20,15 +19,12 @@ from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, part_bytes, read_part_configs
 from glm_grpo.models.glm_image.sampling import prefill
 from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
-from glm_grpo.models.memory import language_tensors, trained_bytes
 from glm_grpo.models.offload import ModulePart, scales
-from glm_grpo.models.planning import ModelSettings
+from glm_grpo.plan.memory import language_tensors, trained_bytes
 from glm_grpo.prepared.loading import load_models
 from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.replay_check import compare_replay
-
-FLOAT8 = Quantization(decoder="float8")
-NF4 = Quantization(language="nf4")
+from tests.factories import tiny_config
 
 
 @pytest.fixture
@@ -39,12 +35,12 @@ def folder(random_pipeline_folder):
 def test_weights_in_4_bits_need_bitsandbytes(folder, monkeypatch):
     monkeypatch.setattr(four_bits, "is_bitsandbytes_available", lambda: False)
     with pytest.raises(ModelError, match="'nf4': it needs bitsandbytes.*pip install bitsandbytes"):
-        load_pipeline(folder, dtype=torch.float32, quantization=NF4)
+        load_pipeline(folder, dtype=torch.float32, quantization="nf4")
 
 
 def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pipeline, batch):
     token_ids = torch.randint(512, (2, 3, 272), generator=torch.Generator().manual_seed(0))
-    held = load_pipeline(folder, dtype=torch.float32, quantization=FLOAT8)
+    held = load_pipeline(folder, dtype=torch.float32, decoder_quantization="float8")
     rounded = copy.deepcopy(loaded_pipeline)
     plain_bytes = part_bytes([rounded.transformer]).size
     in_8_bits = dict(held.transformer.named_parameters())
@@ -89,7 +85,7 @@ def bitsandbytes(monkeypatch):
 
 @pytest.fixture
 def pipeline_in_4_bits(folder, bitsandbytes):
-    return load_pipeline(folder, dtype=torch.float32, quantization=NF4)
+    return load_pipeline(folder, dtype=torch.float32, quantization="nf4")
 
 
 @pytest.mark.long
@@ -192,14 +188,8 @@ def test_policy_in_4_bits_equals_plain_weights_of_those_values(
 @pytest.mark.long
 def test_plan_knows_the_bytes_of_weights_in_4_bits(pipeline_in_4_bits, adapted_policy, folder):
     held = pipeline_in_4_bits.vision_language_encoder
-    settings = ModelSettings(
-        dtype=torch.float32,
-        adapter_rank=4,
-        is_checkpointing=False,
-        needs_reference=False,
-        is_on_accelerator=True,
-        quantization=NF4,
-    )
+    options = ("model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}")
+    settings = tiny_config(*options).model
     language = GlmImagePlanner(read_part_configs(folder)).language
     planned = sum(language_tensors(language, settings)) + trained_bytes(language, settings)
     policy = adapted_policy(pipeline_in_4_bits)
@@ -250,7 +240,7 @@ def test_module_part_moves_weights_in_4_bits_with_their_scales(pipeline_in_4_bit
 @pytest.fixture
 def pipeline_quantised_on_the_card(folder, bitsandbytes):
     return load_pipeline(
-        folder, dtype=torch.bfloat16, quantization=NF4, quantize_on=torch.device("cuda")
+        folder, dtype=torch.bfloat16, quantization="nf4", quantize_on=torch.device("cuda")
     )
 
 
@@ -259,7 +249,7 @@ def pipeline_quantised_on_the_card(folder, bitsandbytes):
 def test_weights_quantised_on_the_card_are_those_of_the_cpu(
     pipeline_quantised_on_the_card, folder, bitsandbytes
 ):
-    on_cpu = load_pipeline(folder, dtype=torch.bfloat16, quantization=NF4)
+    on_cpu = load_pipeline(folder, dtype=torch.bfloat16, quantization="nf4")
     theirs = dict(on_cpu.vision_language_encoder.named_parameters())
     for name, ours in pipeline_quantised_on_the_card.vision_language_encoder.named_parameters():
         tensors = [ours, *scales(ours)]
@@ -313,7 +303,7 @@ def test_recorded_step_equals_the_stock_one_in_4_bits(
 def test_first_layers_of_4_bit_weights_compute_in_float32(
     folder, bitsandbytes, build_policy, batch, small_preview
 ):
-    pipeline = load_pipeline(folder, dtype=torch.bfloat16, quantization=NF4)
+    pipeline = load_pipeline(folder, dtype=torch.bfloat16, quantization="nf4")
     policy = build_policy(pipeline, adapter_rank=4, needs_reference=False)
 
     first = policy.first_layers(2)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from glm_grpo.models.glm_image.planner import (
     PUBLISHED_ID,
@@ -13,7 +12,9 @@ from glm_grpo.models.glm_image.planner import (
     PartConfigs,
     read_part_configs,
 )
-from glm_grpo.models.memory import (
+from glm_grpo.models.planning import UNDIVIDED, Parallelism
+from glm_grpo.plan.memory import (
+    BatchShape,
     ShardBytes,
     UpdateBytes,
     plan_memory,
@@ -22,28 +23,27 @@ from glm_grpo.models.memory import (
     update_activations,
     update_on_shards,
 )
-from glm_grpo.models.planning import BatchSizes, ModelSettings, Parallelism, ScorerSizes
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
+from tests.factories import tiny_config
 
 ROOT = Path(__file__).resolve().parents[3]
 
-FULL = ModelSettings(
-    dtype=torch.float32,
-    adapter_rank=None,
-    is_checkpointing=True,
-    needs_reference=False,
-    is_on_accelerator=False,
-)
-SIZES = BatchSizes(
-    prompts=2,
-    group_size=4,
-    height=128,
-    width=128,
-    prompt_tokens=30,
-    micro_batch_size=4,
-    is_truncated=False,
-)
-PUBLISHED = replace(FULL, dtype=torch.bfloat16)
+ADAPTER = "model.adapter={rank: 4, alpha: 8.0}"
+WAITING = ("decoder", "scorers", "scorers on the CPU")
+"""Items in CPU memory while the policy is sharded."""
+
+
+def config_of(*overrides):
+    """Full fine-tuning of 2 x 4 images of 128 x 128 in micro-batches of 4, without a KL."""
+    step = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=4")
+    model = ("model.adapter=null", "model.gradient_checkpointing=true", "loss.kl_coef=0")
+    return tiny_config(*step, *model, *overrides)
+
+
+def plan(planner, config, processes=UNDIVIDED):
+    return plan_memory(
+        planner, config, prompt_tokens=30, is_on_accelerator=True, processes=processes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +64,21 @@ def measured(programs, tmp_path_factory):
     return json.loads((folder / "0.json").read_text())
 
 
-def _planned(settings, configs, processes):
-    return shard_bytes(GlmImagePlanner(configs).language, settings, processes)
+def _planned(config, configs, processes):
+    return shard_bytes(GlmImagePlanner(configs).language, config.model, processes)
 
 
 def test_planned_shards_are_those_of_two_processes(measured):
     configs = PartConfigs(build_policy_model(seed=0).config.to_dict(), {}, {}, {})
-    shards = _planned(FULL, configs, Parallelism(2, is_sharded=True))
+    shards = _planned(config_of(), configs, Parallelism(2, is_sharded=True))
     # The first process has the rows that are left over.
     assert shards.trained == pytest.approx(measured["weights"], rel=0.01)
     assert measured["weights"] == measured["gradients"]
     assert 2 * shards.trained == pytest.approx(measured["moments"], rel=0.01)
     assert shards.whole == measured["put together"]
-    backward = update_activations(GlmImagePlanner(configs), FULL, SIZES)
+    backward = update_activations(
+        GlmImagePlanner(configs), config_of(), BatchShape(2, 4, prompt_tokens=30)
+    )
     update = update_on_shards(shards, scoring=0, backward=backward)
     # The gradients of a first micro-batch are there already.
     taken = measured["gradients"] + measured["backward"]
@@ -86,7 +88,8 @@ def test_planned_shards_are_those_of_two_processes(measured):
 
 def test_shards_of_the_published_model_are_parts_of_its_weights():
     configs = read_part_configs(PUBLISHED_ID)
-    mixed = _planned(PUBLISHED, configs, Parallelism(8, is_sharded=True, is_mixed=True))
+    bf16 = config_of("model.dtype=bfloat16")
+    mixed = _planned(bf16, configs, Parallelism(8, is_sharded=True, is_mixed=True))
     # Embedding 168,064 x 4,096, head 16,512 x 4,096, last norm 4,096, and in each of 40 layers
     # q 4,096 x 4,096 + 4,096, k and v 256 x 4,096 + 256 each, o 4,096 x 4,096, gate and up
     # 27,392 x 4,096, down 4,096 x 13,696, four norms of 4,096.
@@ -96,18 +99,18 @@ def test_shards_of_the_published_model_are_parts_of_its_weights():
     assert mixed.whole == 2 * (root + 40 * layer) == 17_829_576_704
     assert mixed.trained == mixed.whole * 2 // 8
     assert mixed.upcast == 2 * mixed.whole
-    in_bf16 = _planned(PUBLISHED, configs, Parallelism(8, is_sharded=True))
+    in_bf16 = _planned(bf16, configs, Parallelism(8, is_sharded=True))
     assert in_bf16.trained == in_bf16.whole // 8
     assert in_bf16.upcast == in_bf16.whole
 
 
 def test_shards_of_frozen_weights_keep_their_type_and_adapters_are_fp32(shallow_configs):
-    settings = replace(FULL, dtype=torch.bfloat16, adapter_rank=4)
-    shards = _planned(settings, shallow_configs, Parallelism(2, is_sharded=True, is_mixed=True))
+    config = config_of("model.dtype=bfloat16", ADAPTER)
+    shards = _planned(config, shallow_configs, Parallelism(2, is_sharded=True, is_mixed=True))
     language = GlmImagePlanner(shallow_configs).language
-    in_bf16 = trained_bytes(language, replace(settings, adapter_rank=None))
+    in_bf16 = trained_bytes(language, config_of("model.dtype=bfloat16").model)
     assert shards.frozen == in_bf16 // 2
-    assert shards.trained == trained_bytes(language, settings) // 2
+    assert shards.trained == trained_bytes(language, config.model) // 2
 
 
 @pytest.mark.parametrize(
@@ -134,11 +137,10 @@ def _items(plan):
 
 
 def test_plan_of_shards_holds_whole_weights_where_images_are_made(planner, shallow_configs):
-    model = replace(FULL, needs_reference=True, is_on_accelerator=True)
+    config = config_of("loss.kl_coef=0.1", "offload=modules")
     processes = Parallelism(2, is_sharded=True)
-    plan = plan_memory(planner, model, SIZES, ScorerSizes(), "modules", processes=processes)
-    shards = _planned(FULL, shallow_configs, processes)
-    items = _items(plan)
+    shards = _planned(config, shallow_configs, processes)
+    items = _items(plan(planner, config, processes))
     assert items["policy, own shards"].by_phase["idle"] == shards.trained
     assert items["optimizer state"].by_phase["idle"] == 2 * shards.trained
     together = items["policy, put together"].by_phase
@@ -148,7 +150,7 @@ def test_plan_of_shards_holds_whole_weights_where_images_are_made(planner, shall
     assert items["reference copy"].by_phase.keys() == {"update"}
     assert items["reference copy"].by_phase["update"] >= shards.whole
     assert "language model and head" not in items
-    alone = _items(plan_memory(planner, model, SIZES, ScorerSizes(), "modules"))
+    alone = _items(plan(planner, config))
     assert items["decoder"] == alone["decoder"]
 
 
@@ -159,24 +161,20 @@ def test_plan_of_shards_counts_fp32_copies_in_cpu_memory_before_they_are_cut(sha
         shallow_configs, language=build_policy_model(seed=0, sizes=wide).config.to_dict()
     )
     planner = GlmImagePlanner(parts)
-    model = replace(FULL, dtype=torch.bfloat16, is_on_accelerator=True)
+    config = config_of("model.dtype=bfloat16", "offload=modules")
     sharded = Parallelism(2, is_sharded=True)
     plain, mixed = (
-        plan_memory(planner, model, SIZES, ScorerSizes(), "modules", processes=processes)
-        for processes in (sharded, replace(sharded, is_mixed=True))
+        plan(planner, config, processes) for processes in (sharded, replace(sharded, is_mixed=True))
     )
-    waiting = sum(item.cpu for item in mixed.items if item.name in ("decoder", "scorers"))
+    waiting = sum(item.cpu for item in mixed.items if item.name in WAITING)
     vision = _items(mixed)["vision tower and VQ"].cpu
-    upcast = _planned(model, parts, replace(sharded, is_mixed=True)).upcast
+    upcast = _planned(config, parts, replace(sharded, is_mixed=True)).upcast
     assert mixed.cpu_at_start == vision + waiting + upcast > plain.cpu_at_start
 
 
 def test_plan_of_copies_adds_the_buckets_of_their_gradients(planner):
-    model = replace(FULL, adapter_rank=4)
-    one, two = (
-        plan_memory(planner, model, SIZES, ScorerSizes(), "none", processes=Parallelism(count))
-        for count in (1, 2)
-    )
+    config = config_of(ADAPTER)
+    one, two = (plan(planner, config, Parallelism(count)) for count in (1, 2))
     gradients = _items(one)["gradients"].by_phase["update"]
     assert "gradient buckets" not in _items(one)
     assert _items(two)["gradient buckets"].by_phase["idle"] == gradients

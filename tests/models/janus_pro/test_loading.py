@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
-from glm_grpo.models.base import Quantization
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
 from glm_grpo.models.janus_pro.prompt_inputs import encode_prompts, special_ids
@@ -110,8 +109,7 @@ def test_the_layers_alone_are_stored_in_4_bits(
     monkeypatch.setattr(module.nn.modules, "has_avx512bf16", lambda: False)
     build_model(width=128).save_pretrained(tmp_path)
     loaded_janus.processor.save_pretrained(tmp_path)
-    four_bits = Quantization(language="nf4")
-    parts = load_pipeline(str(tmp_path), dtype=torch.bfloat16, quantization=four_bits)
+    parts = load_pipeline(str(tmp_path), dtype=torch.bfloat16, quantization="nf4")
 
     quantised = [
         name for name, each in parts.model.named_modules() if isinstance(each, module.nn.Linear4bit)

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import NO_QUANTIZATION
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
 from glm_grpo.models.janus_pro.family import build_planner, check_keys
 from glm_grpo.models.janus_pro.loading import JanusPro
 from glm_grpo.models.janus_pro.planner import JanusProPlanner
-from glm_grpo.models.memory import rollout_bytes, update_activations
-from glm_grpo.models.planning import BatchSizes, ModelSettings
 from glm_grpo.plan.fit import ConfigPlanner
+from glm_grpo.plan.memory import BatchShape, rollout_bytes, update_activations
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import Prompt
 from tests.factories import allocated_peak
-from tests.janus_miniature import SIDE, build_model
+from tests.janus_miniature import build_model
 
 PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
-MODEL = ModelSettings(
-    dtype=torch.float32,
-    adapter_rank=8,
-    is_checkpointing=False,
-    needs_reference=False,
-    is_on_accelerator=False,
-)
-SIZES = BatchSizes(
-    prompts=1,
-    group_size=8,
-    height=SIDE,
-    width=SIDE,
-    prompt_tokens=1,
-    micro_batch_size=8,
-    is_truncated=False,
-)
+
+
+def config_of(*overrides):
+    """Adapters of rank 8 in fp32, 8 images in a micro-batch."""
+    adapter = ("model.adapter={rank: 8, alpha: 16.0}", "model.gradient_checkpointing=false")
+    options = ("model.dtype=float32", "train.micro_batch_size=8", "rollout.batch_size=null")
+    return compose_config(None, "janus_pro_1b_24gb", [*PROMPTS, *adapter, *options, *overrides])
 
 
 @pytest.mark.parametrize(
@@ -62,10 +50,7 @@ def test_the_published_models_have_their_sizes(size, policy, adapters, cached):
         at_once * cached * 1e9, rel=5e-3
     )
     # Published: 42.4 M in the decoder of the VQ, 29.3 M in its encoder, and the codebook.
-    bytes_of = (
-        planner.decoder(torch.bfloat16, NO_QUANTIZATION),
-        planner.vision(torch.bfloat16),
-    )
+    bytes_of = (planner.decoder(torch.bfloat16, None), planner.vision(torch.bfloat16))
     assert [each.size / 2e6 for each in bytes_of] == pytest.approx([42.5, 29.3], rel=1e-2)
 
 
@@ -96,8 +81,10 @@ def test_remedies_are_keys_that_this_family_has():
 def test_guidance_doubles_the_rows():
     planner = build_planner("deepseek-community/Janus-Pro-1B")
     guided, plain = (
-        update_activations(planner, replace(MODEL, guidance_scale=scale), SIZES)
-        for scale in (None, 1.0)
+        update_activations(
+            planner, config_of(f"rollout.guidance_scale={scale}"), BatchShape(1, 8, 1)
+        )
+        for scale in ("null", 1.0)
     )
     assert 1.5 < guided / plain < 2.0
 
@@ -131,10 +118,10 @@ def test_update_activations_are_near_what_is_allocated(
 
     # Gradients exist by then, as of the micro-batch before.
     replay()
-    settings = replace(MODEL, is_checkpointing=is_checkpointing)
-    planned = replace(SIZES, prompt_tokens=policy.encode(batch).input_ids.shape[1])
+    config = config_of(f"model.gradient_checkpointing={str(is_checkpointing).lower()}")
+    planned = BatchShape(1, 8, policy.encode(batch).input_ids.shape[1])
     planner = JanusProPlanner(wide.config)
-    assert update_activations(planner, settings, planned) == pytest.approx(
+    assert update_activations(planner, config, planned) == pytest.approx(
         allocated_peak(replay), rel=off
     )
 
@@ -144,19 +131,18 @@ def test_rollout_bytes_are_near_what_is_allocated(wide, loaded_janus, build_janu
         JanusPro(copy.deepcopy(wide), loaded_janus.processor), adapter_rank=8
     )
     batch = batch_of(8)
-    planned = replace(SIZES, prompt_tokens=policy.encode(batch).input_ids.shape[1])
+    planned = BatchShape(1, 8, policy.encode(batch).input_ids.shape[1])
     planner = JanusProPlanner(wide.config)
     measured = allocated_peak(lambda: policy.sample(batch))
-    assert sum(rollout_bytes(planner, MODEL, planned)) == pytest.approx(measured, rel=0.2)
+    assert sum(rollout_bytes(planner, config_of(), planned)) == pytest.approx(measured, rel=0.2)
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_decode_bytes_are_near_what_is_allocated(wide, batch_size):
     decoder = JanusProDecoder(wide.model.vqmodel, batch_size=batch_size)
     ids = torch.zeros(1, 8, 64, dtype=torch.int64)
-    planned = replace(SIZES, decode_batch_size=batch_size)
+    config = config_of(f"decode.batch_size={batch_size or 'null'}")
     measured = allocated_peak(lambda: decoder.decode(batch_of(8), ids))
     # Convolutions on the CPU take scratch space, which is not counted.
-    assert JanusProPlanner(wide.config).decode_bytes(planned, MODEL) == pytest.approx(
-        measured, rel=0.25
-    )
+    planned = JanusProPlanner(wide.config).decode_bytes(config, group_size=8, prompt_tokens=1)
+    assert planned == pytest.approx(measured, rel=0.25)

@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from glm_grpo.config import Config
+from glm_grpo.config.sections import ModelSection
+from glm_grpo.data.prompts import evaluated_at_once
+from glm_grpo.models.base import DTYPES
+from glm_grpo.models.drawing import Truncation
+from glm_grpo.models.module_sizes import pinned
 from glm_grpo.models.offload import NEEDED
 from glm_grpo.models.planning import (
     OVERHEAD_BYTES,
     PHASES,
     UNDIVIDED,
-    BatchSizes,
     LanguageShape,
     MemoryItem,
     MemoryPlan,
-    ModelSettings,
-    Offload,
     Parallelism,
     PartBytes,
     Planner,
-    ScorerSizes,
 )
-from glm_grpo.models.sampling import PREFILLED_AT_ONCE
+from glm_grpo.models.sampling import PREFILLED_AT_ONCE, prompts_at_once
 from glm_grpo.models.token_scores import CHUNK_ENTRIES, TRAINED_CHUNK_ENTRIES
+from glm_grpo.plan.scorers import scorer_sizes
 
 _FLOAT32, _HALF = 4, 2
 _IN_HALF, _IN_FULL = 4, 4
@@ -51,41 +54,90 @@ _TABLES = 16 + 256 + 1
 """fp32 numbers of each matrix in 4 bits: both tables of values, and the mean of its scales."""
 
 
+@dataclass(frozen=True)
+class BatchShape:
+    """Images that a process works on together.
+
+    Attributes:
+        prompts: P.
+        group_size: G, images per prompt.
+        prompt_tokens: Tokens of the longest prompt, without source pictures.
+    """
+
+    prompts: int
+    group_size: int
+    prompt_tokens: int
+
+    @property
+    def images(self) -> int:
+        """Number of images, P * G."""
+        return self.prompts * self.group_size
+
+
+def training_batch(config: Config, *, prompt_tokens: int, processes: int = 1) -> BatchShape:
+    """A step's images in the process with the largest part of it.
+
+    Args:
+        processes: Number of processes that share the prompts.
+    """
+    prompts = math.ceil(config.rollout.prompts_per_step / processes)
+    # One target image per prompt is learned, and nothing is sampled.
+    group_size = 1 if config.train.method == "sft" else config.rollout.group_size
+    return BatchShape(prompts, group_size, prompt_tokens)
+
+
+def evaluation_batch(config: Config, *, prompt_tokens: int, processes: int = 1) -> BatchShape:
+    """What an evaluation works on together, assuming that there are enough held-out prompts."""
+    samples = config.eval.samples_per_prompt
+    return BatchShape(evaluated_at_once(config.rollout, samples, processes), samples, prompt_tokens)
+
+
 def plan_memory(
     planner: Planner,
-    model: ModelSettings,
-    sizes: BatchSizes,
-    scorers: ScorerSizes,
-    offload: Offload,
+    config: Config,
     *,
-    evaluation: BatchSizes | None = None,
+    prompt_tokens: int,
+    is_on_accelerator: bool,
     processes: Parallelism = UNDIVIDED,
 ) -> MemoryPlan:
     """Plan the memory of a run, or of each of its processes, by phase.
 
+    What waits in CPU memory (`offload`) has no effect without an accelerator, nor for shards of the
+    policy, which are never moved.
+
     Args:
-        sizes: Sizes of this process's part of a step.
-        offload: What waits in CPU memory; has no effect without an accelerator, nor for shards of
-            the policy, which are never moved.
-        evaluation: What an evaluation samples and decodes at once; None: no evaluation.
+        prompt_tokens: Tokens of the longest prompt.
+        is_on_accelerator: Whether there is an accelerator; it also selects the optimizer's
+            implementation, as torch does.
+
+    Raises:
+        RewardError: A term names a network that does not exist.
     """
-    language = planner.language
-    is_offloading = offload != "none" and model.is_on_accelerator
-    is_state_moved = offload == "modules_and_optimizer" and model.is_on_accelerator
+    language, model = planner.language, config.model
+    dtype, scorers = DTYPES[model.dtype], scorer_sizes(config.reward.terms.values())
+    batch, evaluation = (
+        of(config, prompt_tokens=prompt_tokens, processes=processes.count)
+        for of in (training_batch, evaluation_batch)
+    )
+    is_offloading = config.offload != "none" and is_on_accelerator
+    is_state_moved = config.offload == "modules_and_optimizer" and is_on_accelerator
     shards = shard_bytes(language, model, processes) if processes.is_sharded else None
     trained = trained_bytes(language, model)
-    update = _update_bytes(planner, model, sizes, shards)
-    reads_pictures = sizes.num_sources > 0 or sizes.reads_targets
-    vision = planner.vision(model.dtype)
+    if shards is None:
+        update = _update_bytes(planner, config, batch, is_on_accelerator=is_on_accelerator)
+    else:
+        update = _sharded_update_bytes(planner, config, batch, shards)
+    reads_pictures = config.data.sources > 0 or config.reads_targets
+    vision = planner.vision(dtype)
     parts = [
         *(_policy_parts(language, model) if shards is None else []),
         *([_Part("vision tower and VQ", "vision", vision)] if reads_pictures else []),
-        *_reference_parts(language, model),
-        _Part("decoder", "decoder", planner.decoder(model.dtype, model.quantization)),
+        *(_reference_parts(language, model) if config.needs_reference else []),
+        _Part("decoder", "decoder", planner.decoder(dtype, config.decode.quantization)),
         _Part("scorers", "rewards", PartBytes(scorers.movable, scorers.movable)),
     ]
     unused = 0 if reads_pictures else vision.size
-    unplaced = planner.unplaced(model.dtype)
+    unplaced = planner.unplaced(dtype)
     state = 2 * (trained if shards is None else shards.trained)
     # DDP joins gradients in copies that it keeps.
     is_copying = processes.count > 1 and not processes.is_sharded
@@ -98,37 +150,33 @@ def plan_memory(
         _state_item(state, is_moved=is_state_moved),
         MemoryItem("gradients", {"update": update.gradients}),
         MemoryItem("gradient buckets", _always(trained if is_copying else 0)),
-        *_batch_items(planner, model, sizes, evaluation or sizes, update),
-        MemoryItem("experience", {}, cpu=_experience_bytes(planner, sizes)),
+        *_batch_items(planner, config, batch, evaluation, update),
+        MemoryItem("experience", {}, cpu=_experience_bytes(planner, config, batch)),
     ]
     moving = parts if is_offloading else []
     loading = _cpu_at_start(parts, language, model, shards, is_offloading=is_offloading)
     return MemoryPlan(
         items=tuple(item for item in items if item.cpu or any(item.by_phase.values())),
         phases=PHASES if reads_pictures else PHASES[1:],
-        is_on_accelerator=model.is_on_accelerator,
-        overhead=OVERHEAD_BYTES if model.is_on_accelerator else 0,
+        is_on_accelerator=is_on_accelerator,
+        overhead=OVERHEAD_BYTES if is_on_accelerator else 0,
         cpu_at_start=loading + unused + unplaced + scorers.on_cpu,
         moved_in=sum(part.bytes.size for part in moving) + is_state_moved * state,
         moved_out=sum(part.trained for part in moving) + is_state_moved * state,
     )
 
 
-def pinned(sizes: Sequence[int]) -> int:
-    """Bytes in pinned CPU memory, where torch rounds each tensor up to a power of two."""
-    return sum(1 << (size - 1).bit_length() for size in sizes if size)
-
-
-def language_tensors(language: LanguageShape, model: ModelSettings) -> list[int]:
+def language_tensors(language: LanguageShape, model: ModelSection) -> list[int]:
     """Bytes of each weight of the language model and its head, without adapters."""
     matrices = [inputs * outputs for inputs, outputs in language.matrices]
     others = [*language.layer_vectors * language.layers, *language.outside]
-    if model.quantization.language is None:
+    item = DTYPES[model.dtype].itemsize
+    if model.quantization is None:
         others += matrices * language.layers
-        return [entries * model.dtype.itemsize for entries in others]
+        return [entries * item for entries in others]
     return [
         *(size for entries in matrices * language.layers for size in bytes_in_4_bits(entries)),
-        *(entries * model.dtype.itemsize for entries in others),
+        *(entries * item for entries in others),
     ]
 
 
@@ -139,48 +187,48 @@ def bytes_in_4_bits(entries: int) -> tuple[int, int, int]:
     return math.ceil(entries / 2), blocks, _FLOAT32 * singles
 
 
-def trained_bytes(language: LanguageShape, model: ModelSettings) -> int:
+def trained_bytes(language: LanguageShape, model: ModelSection) -> int:
     """Bytes of all trained weights; gradients take as much, the optimizer's moments twice that."""
-    if model.adapter_rank is None:
+    if model.adapter is None:
         return sum(language_tensors(language, model))
-    return _FLOAT32 * language.adapter_entries(model.adapter_rank)
+    return _FLOAT32 * language.adapter_entries(model.adapter.rank)
 
 
-def read_bytes(language: LanguageShape, model: ModelSettings) -> int:
+def read_bytes(language: LanguageShape, model: ModelSection) -> int:
     """Bytes of all weights that a token step reads, adapters in the model's dtype."""
-    read = sum(language_tensors(language, model)) - language.unread * model.dtype.itemsize
-    if model.adapter_rank is not None:
-        read += language.adapter_entries(model.adapter_rank) * model.dtype.itemsize
+    item = DTYPES[model.dtype].itemsize
+    read = sum(language_tensors(language, model)) - language.unread * item
+    if model.adapter is not None:
+        read += language.adapter_entries(model.adapter.rank) * item
     return read
 
 
-def rollout_bytes(
-    planner: Planner, model: ModelSettings, sizes: BatchSizes
-) -> tuple[int, int, int]:
+def rollout_bytes(planner: Planner, config: Config, batch: BatchShape) -> tuple[int, int, int]:
     """Bytes of sampling: the prompts' cache, the samples' cache, and the rest at the peak.
 
     The peak is either at reading the prompts, at joining their caches, which are copied if there
     are more than `PREFILLED_AT_ONCE`, or at the last token.
     """
-    language, item = planner.language, model.dtype.itemsize
-    read, tokens = planner.sequence_tokens(sizes)
-    rows = planner.rows_per_image(model)
-    num_prompts = sizes.sampled_at_once
-    images = num_prompts * sizes.group_size
-    a_token = rows * language.cache_bytes(model.dtype)
+    language, model, dtype = planner.language, config.model, DTYPES[config.model.dtype]
+    item = dtype.itemsize
+    read, tokens = planner.sequence_tokens(config, batch.prompt_tokens)
+    rows = planner.rows_per_image(config.rollout)
+    num_prompts = prompts_at_once(batch.prompts, batch.group_size, config.rollout.batch_size)
+    images = num_prompts * batch.group_size
+    a_token = rows * language.cache_bytes(dtype)
     prompts, samples = num_prompts * read * a_token, images * tokens * a_token
     if not language.is_prompt_shared:
         samples += images * read * a_token
     at_once = rows * min(num_prompts, PREFILLED_AT_ONCE) * read
     # A product with a matrix in 4 bits holds it in full.
     unpacked = 0
-    if model.quantization.language is not None:
+    if model.quantization is not None:
         unpacked = max(inputs * outputs for inputs, outputs in language.matrices) * item
     reading = _WITHOUT_GRADIENT * (language.width + language.mlp_width) * item * at_once + unpacked
     joining = prompts if num_prompts > PREFILLED_AT_ONCE else 0
     adapters = 0
-    if model.adapter_rank is not None:
-        adapters = language.adapter_entries(model.adapter_rank) * item
+    if model.adapter is not None:
+        adapters = language.adapter_entries(model.adapter.rank) * item
     # Scores for prompt and generated tokens, both concatenated, their softmax in fp32, in the
     # model's dtype, and split again.
     scores = rows * language.heads * (read + tokens) * (4 * item + _FLOAT32)
@@ -189,29 +237,31 @@ def rollout_bytes(
     return prompts, samples, max(0, peak - prompts - samples)
 
 
-def update_activations(planner: Planner, model: ModelSettings, sizes: BatchSizes) -> int:
+def update_activations(planner: Planner, config: Config, batch: BatchShape) -> int:
     """Peak bytes of replay and backward pass, besides weights, gradients and optimizer state."""
-    language, item = planner.language, model.dtype.itemsize
-    read, generated = planner.sequence_tokens(sizes)
-    rows = sizes.micro_batch_size * planner.rows_per_image(model)
+    language, item = planner.language, DTYPES[config.model.dtype].itemsize
+    read, generated = planner.sequence_tokens(config, batch.prompt_tokens)
+    images = min(config.train.micro_batch_size, batch.images)
+    rows = images * planner.rows_per_image(config.rollout)
     length = read + generated - 1
-    tokens, is_full = rows * length, model.adapter_rank is None
+    tokens, is_full = rows * length, config.model.adapter is None
+    is_checkpointing = config.model.gradient_checkpointing
     states = language.stored_states + _IN_HALF * (item == _HALF) + _IN_FULL * is_full
     stored = states * language.width + _WITHOUT_GRADIENT * language.mlp_width
     stored += 2 * language.kv_heads * language.head_size
     # A micro-batch that can contain prompts of different lengths needs a mask, and with a mask
     # every query head has its own keys and values.
-    if sizes.prompts > 1 and sizes.group_size % sizes.micro_batch_size != 0:
+    if batch.prompts > 1 and batch.group_size % images != 0:
         stored += 2 * (language.heads - language.kv_heads) * language.head_size + length
     a_layer = stored * item * tokens
     a_state = language.width * item * tokens
-    kept = language.layers * (a_state if model.is_checkpointing else a_layer)
-    backward = language.backward_states * a_state + model.is_checkpointing * a_layer
-    scored = sizes.micro_batch_size * generated
+    kept = language.layers * (a_state if is_checkpointing else a_layer)
+    backward = language.backward_states * a_state + is_checkpointing * a_layer
+    scored = images * generated
     chunk = min(TRAINED_CHUNK_ENTRIES if is_full else CHUNK_ENTRIES, scored * language.drawn)
     head = _AT_HEAD * a_state + _CHUNK_BYTES * chunk
     peak = kept + max(backward, head)
-    if sizes.is_truncated:
+    if Truncation.of(config.rollout).is_active:
         peak += scored * language.drawn
     if is_full:
         # The gradient of a weight exists beside the sum it is added to.
@@ -219,13 +269,15 @@ def update_activations(planner: Planner, model: ModelSettings, sizes: BatchSizes
     return int(peak)
 
 
-def _optimizer_bytes(language: LanguageShape, model: ModelSettings) -> int:
+def _optimizer_bytes(
+    language: LanguageShape, model: ModelSection, *, is_on_accelerator: bool
+) -> int:
     """Scratch space of an optimizer step: of all weights at once on an accelerator."""
     trained = trained_bytes(language, model)
-    if model.is_on_accelerator:
+    if is_on_accelerator:
         return trained
-    largest = max(language.outside) * model.dtype.itemsize
-    return largest if model.adapter_rank is None else trained // language.layers
+    largest = max(language.outside) * DTYPES[model.dtype].itemsize
+    return largest if model.adapter is None else trained // language.layers
 
 
 @dataclass(frozen=True)
@@ -252,18 +304,16 @@ class ShardBytes:
     widening: int
 
 
-def shard_bytes(
-    language: LanguageShape, model: ModelSettings, processes: Parallelism
-) -> ShardBytes:
+def shard_bytes(language: LanguageShape, model: ModelSection, processes: Parallelism) -> ShardBytes:
     """Shard the policy over the processes, layer by layer."""
-    item = _HALF if processes.is_mixed else model.dtype.itemsize
+    item = _HALF if processes.is_mixed else DTYPES[model.dtype].itemsize
     kept = _FLOAT32 if processes.is_mixed else item
-    rank = model.adapter_rank
     base = language.layer_entries + language.layers * sum(language.layer_vectors)
     outside = sum(language.outside)
-    adapters = 0 if rank is None else language.adapter_entries(rank)
-    trained = adapters * _FLOAT32 if rank is not None else (base + outside) * kept
-    frozen = 0 if rank is None else (base + outside) * item
+    adapters = 0 if model.adapter is None else language.adapter_entries(model.adapter.rank)
+    is_full = model.adapter is None
+    trained = (base + outside) * kept if is_full else adapters * _FLOAT32
+    frozen = 0 if is_full else (base + outside) * item
     layers = base * item + adapters * (_HALF if processes.is_mixed else _FLOAT32)
     return ShardBytes(
         frozen=math.ceil(frozen / processes.count),
@@ -319,17 +369,23 @@ def update_on_shards(shards: ShardBytes, *, scoring: int, backward: int) -> Upda
 
 
 def _update_bytes(
-    planner: Planner, model: ModelSettings, sizes: BatchSizes, shards: ShardBytes | None
+    planner: Planner, config: Config, batch: BatchShape, *, is_on_accelerator: bool
 ) -> UpdateBytes:
-    language = planner.language
-    backward = update_activations(planner, model, sizes)
-    if shards is None:
-        activations = max(backward, _optimizer_bytes(language, model))
-        return UpdateBytes(trained_bytes(language, model), 0, activations)
-    read, generated = planner.sequence_tokens(sizes)
-    tokens = sizes.micro_batch_size * planner.rows_per_image(model) * (read + generated - 1)
+    language, model = planner.language, config.model
+    step = _optimizer_bytes(language, model, is_on_accelerator=is_on_accelerator)
+    activations = max(update_activations(planner, config, batch), step)
+    return UpdateBytes(trained_bytes(language, model), 0, activations)
+
+
+def _sharded_update_bytes(
+    planner: Planner, config: Config, batch: BatchShape, shards: ShardBytes
+) -> UpdateBytes:
+    language, images = planner.language, min(config.train.micro_batch_size, batch.images)
+    read, generated = planner.sequence_tokens(config, batch.prompt_tokens)
+    tokens = images * planner.rows_per_image(config.rollout) * (read + generated - 1)
     a_token = _WITHOUT_GRADIENT * (language.width + language.mlp_width)
-    scoring = a_token * model.dtype.itemsize * tokens
+    scoring = a_token * DTYPES[config.model.dtype].itemsize * tokens
+    backward = update_activations(planner, config, batch)
     return update_on_shards(shards, scoring=scoring, backward=backward)
 
 
@@ -343,14 +399,13 @@ class _Part:
     trained: int = 0
 
 
-def _policy_parts(language: LanguageShape, model: ModelSettings) -> list[_Part]:
+def _policy_parts(language: LanguageShape, model: ModelSection) -> list[_Part]:
     """Frozen weights and adapters, or the whole policy if it is trained in full."""
     weights, trained = language_tensors(language, model), trained_bytes(language, model)
-    rank = model.adapter_rank
-    if rank is None:
+    if model.adapter is None:
         held = PartBytes(sum(weights), pinned(weights))
         return [_Part("language model and head", "policy", held, trained)]
-    factors = [rank * size * _FLOAT32 for pair in language.matrices for size in pair]
+    factors = [model.adapter.rank * size * _FLOAT32 for pair in language.matrices for size in pair]
     held = PartBytes(sum(weights), pinned([*weights, *factors * language.layers]))
     adapters = PartBytes(trained, 0)
     return [
@@ -359,9 +414,9 @@ def _policy_parts(language: LanguageShape, model: ModelSettings) -> list[_Part]:
     ]
 
 
-def _reference_parts(language: LanguageShape, model: ModelSettings) -> list[_Part]:
+def _reference_parts(language: LanguageShape, model: ModelSection) -> list[_Part]:
     """A frozen copy, if there are no adapters to switch off."""
-    if not model.needs_reference or model.adapter_rank is not None:
+    if model.adapter is not None:
         return []
     weights = language_tensors(language, model)
     return [_Part("reference copy", "reference", PartBytes(sum(weights), pinned(weights)))]
@@ -369,21 +424,23 @@ def _reference_parts(language: LanguageShape, model: ModelSettings) -> list[_Par
 
 def _batch_items(
     planner: Planner,
-    model: ModelSettings,
-    sizes: BatchSizes,
-    evaluation: BatchSizes,
+    config: Config,
+    batch: BatchShape,
+    evaluation: BatchShape,
     update: UpdateBytes,
 ) -> Iterator[MemoryItem]:
     """What the images of a step, or of an evaluation, need besides weights."""
     prompts, samples, rest = max(
-        (rollout_bytes(planner, model, each) for each in (sizes, evaluation)), key=sum
+        (rollout_bytes(planner, config, each) for each in (batch, evaluation)), key=sum
     )
-    largest = replace(sizes, group_size=max(sizes.group_size, evaluation.group_size))
-    reads_pictures = sizes.num_sources > 0 or sizes.reads_targets
+    largest = max(batch.group_size, evaluation.group_size)
+    reads_pictures = config.data.sources > 0 or config.reads_targets
     activations = {
-        "sources": planner.sources_bytes(sizes, model.dtype) if reads_pictures else 0,
+        "sources": planner.sources_bytes(config) if reads_pictures else 0,
         "rollout": rest,
-        "decode": planner.decode_bytes(largest, model),
+        "decode": planner.decode_bytes(
+            config, group_size=largest, prompt_tokens=batch.prompt_tokens
+        ),
         "update": update.activations,
     }
     yield MemoryItem("cache of the prompts", {"rollout": prompts})
@@ -415,17 +472,18 @@ def _always(size: int) -> Mapping[str, int]:
     return dict.fromkeys(PHASES, size)
 
 
-def _experience_bytes(planner: Planner, sizes: BatchSizes) -> int:
+def _experience_bytes(planner: Planner, config: Config, batch: BatchShape) -> int:
     """Bytes of images, token ids, log-probs, and the mask of tokens that could be sampled."""
-    _, tokens = planner.sequence_tokens(sizes)
-    a_token = 8 + 4 + (planner.language.drawn if sizes.is_truncated else 0)
-    return sizes.images * (3 * sizes.height * sizes.width + a_token * tokens)
+    rollout = config.rollout
+    _, tokens = planner.sequence_tokens(config, batch.prompt_tokens)
+    mask = planner.language.drawn if Truncation.of(rollout).is_active else 0
+    return batch.images * (3 * rollout.height * rollout.width + (8 + 4 + mask) * tokens)
 
 
 def _cpu_at_start(
     parts: Sequence[_Part],
     language: LanguageShape,
-    model: ModelSettings,
+    model: ModelSection,
     shards: ShardBytes | None,
     *,
     is_offloading: bool,
