@@ -17,7 +17,8 @@ from glm_grpo.config import Config, compose_config
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.grpo.update import UpdateSettings
-from glm_grpo.models.base import Decoder, Policy
+from glm_grpo.models.adapted_policy import AdaptedPolicy
+from glm_grpo.models.base import Decoder
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -79,12 +80,15 @@ def tiny_config(*overrides: str, **sections: Any) -> Config:
     return compose_config(CONFIG_DIR, "tiny", overrides).model_copy(update=sections)
 
 
-class NoPolicy(Policy):
+class NoPolicy(AdaptedPolicy):
     """Never asked, but for the tokens of an image: one for each 32 x 32 pixels."""
 
     codebook_size = 16
     dtype = torch.float32
     network = torch.nn.Identity()
+
+    def __init__(self) -> None:
+        """Without a model."""
 
     def tokens_per_image(self, batch: PromptBatch) -> int:
         return batch.height * batch.width // 1024

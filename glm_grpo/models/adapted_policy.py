@@ -15,6 +15,7 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
 from glm_grpo.errors import CheckpointError
+from glm_grpo.models.base import Policy
 from glm_grpo.models.four_bits import dequantize
 from glm_grpo.models.lora import adapt
 
@@ -22,7 +23,6 @@ _ADAPTER_STD = 0.02
 """Of second factors that are drawn to check adapters, which are 0 in new ones."""
 
 Sequences = TypeVar("Sequences")
-Network = TypeVar("Network", bound="PolicyNetwork[Any]")
 
 
 class PolicyNetwork(nn.Module, Generic[Sequences]):
@@ -58,15 +58,18 @@ class _Float32Embedding(nn.Module):
         return embedded.float()
 
 
-class AdaptedPolicy(Generic[Network]):
-    """The weights of a `Policy`, which documents the methods: adapters, or a network in full.
+class AdaptedPolicy(Policy):
+    """A policy with its weights: adapters, or a network trained in full.
 
     The reference is the same model with its adapters switched off; of a network trained in full it
     is a frozen copy.
 
+    Attributes:
+        network: The trained module, for DDP or FSDP2 to wrap.
+
     Args:
         model: Stock model that contains the network; frozen, and adapted in place.
-        network: Trained module, whose parameters are those of `model`.
+        network: Its parameters are those of `model`.
         trained: What is trained without adapters: `network`, or a part of it.
         adapted_modules: Paths of the layers to adapt, see `adapt`.
         adapter_rank: Rank of LoRA adapters; None: train `trained`.
@@ -76,10 +79,12 @@ class AdaptedPolicy(Generic[Network]):
         seed: Seed of the adapters' initial weights.
     """
 
+    network: PolicyNetwork[Any]
+
     def __init__(
         self,
         model: Any,
-        network: Network,
+        network: PolicyNetwork[Any],
         *,
         trained: nn.Module,
         adapted_modules: str,
@@ -92,7 +97,7 @@ class AdaptedPolicy(Generic[Network]):
         self.model = model
         self.network = network
         self._adapted: PeftModel | None = None
-        self._reference: Network | None = None
+        self._reference: PolicyNetwork[Any] | None = None
         self._reference_adapter: dict[str, Tensor] = {}
         self._is_reference_moved = False
         self._wrapped: nn.Module = network
@@ -117,16 +122,41 @@ class AdaptedPolicy(Generic[Network]):
         """The peft model around the stock one; None without adapters."""
         return self._adapted
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights that are not quantised."""
+        raise NotImplementedError
+
+    def modules(self) -> Sequence[nn.Module]:
+        """Modules that sampling and replay need on the accelerator."""
+        raise NotImplementedError
+
+    def source_modules(self) -> Sequence[nn.Module]:
+        """Modules that `encode_sources` needs on the accelerator."""
+        raise NotImplementedError
+
+    def run_network_once(self) -> None:
+        """Run `network` on the smallest possible input, without gradient."""
+        raise NotImplementedError
+
     def wrap(self, wrapped: nn.Module) -> None:
-        """See `Policy`."""
+        """Replay through a wrapper of `network` from now on, which joins gradients of processes."""
         self._wrapped = wrapped
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        """See `Policy`."""
+        """See `PolicyForUpdate`."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def first_layers(self, count: int) -> Any:
-        """See `Policy`; a family sets what else depends on the network."""
+        """A copy in float32 with only the first layers, which runs the same code.
+
+        It shows whether sampling and replay compute the same, which half precision at full depth
+        cannot. Adapters have small random factors in it. A family sets what else depends on the
+        network.
+
+        Args:
+            count: Number of layers of the language model, >= 1.
+        """
         network = self.network
         own = set(network.modules())
         # What the network does not contain is shared, and so are embeddings, which compute nothing.
@@ -193,7 +223,7 @@ class AdaptedPolicy(Generic[Network]):
 
     @torch.no_grad()
     def is_reference(self) -> bool:
-        """See `Policy`."""
+        """Whether policy and reference have the same weights."""
         # Not state_dict(): FSDP2 would shard full parameters again.
         if self._reference is not None:
             own = dict(self.network.named_parameters())
@@ -217,10 +247,10 @@ class AdaptedPolicy(Generic[Network]):
 
     @torch.no_grad()
     def mix_reference(self, mix: float) -> None:
-        """See `Policy`; adapters are mixed factor by factor.
+        """Move the reference towards the policy: mix * policy + (1 - mix) * reference.
 
-        The first time, when the reference has no adapters yet, its change of the model becomes
-        `mix` times the policy's.
+        Adapters are mixed factor by factor. The first time, when the reference has no adapters yet,
+        its change of the model becomes `mix` times the policy's.
 
         Raises:
             RuntimeError: The policy was built without a reference.
@@ -244,7 +274,7 @@ class AdaptedPolicy(Generic[Network]):
 
     @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Policy`.
+        """Load initial weights, named as in `state_tensors`, into policy and reference.
 
         Raises:
             CheckpointError: Names or shapes do not match this model.
@@ -256,13 +286,13 @@ class AdaptedPolicy(Generic[Network]):
             self._reference_adapter = self._adapter_copy()
 
     def reference_tensors(self) -> dict[str, Tensor]:
-        """See `Policy`."""
+        """Reference weights, named as in `state_tensors`; empty while it is the untrained model."""
         if self._reference is not None and self._is_reference_moved:
             return dict(self._reference.state_dict())
         return dict(self._reference_adapter)
 
     def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Policy`."""
+        """Restore what `reference_tensors` returned."""
         if not tensors:
             return
         if self._reference is not None:
@@ -275,14 +305,18 @@ class AdaptedPolicy(Generic[Network]):
         return {name: tensor.cpu().clone() for name, tensor in self.state_tensors().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The adapters, or the network."""
+        """Trained tensors by name: the adapters, or the network."""
         if self._adapted is not None:
             # By default peft asks the hub, at each call, whether there are new words.
             return dict(get_peft_model_state_dict(self._adapted, save_embedding_layers=False))
         return dict(self.network.state_dict())
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Policy`."""
+        """Restore what `state_tensors` returned.
+
+        Raises:
+            CheckpointError: Names or shapes do not match this model.
+        """
         expected = {name: tensor.shape for name, tensor in self.state_tensors().items()}
         found = {name: tensor.shape for name, tensor in tensors.items()}
         if expected != found:

@@ -6,7 +6,7 @@ is what a further family must provide, and `glm_grpo.models.find` chooses betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -45,26 +45,17 @@ def lost_weights_remedy(dtype: torch.dtype) -> str:
 
 @runtime_checkable
 class Policy(PolicyForUpdate, Protocol):
-    """An AR model that samples token grids and is trained.
+    """An AR model that samples token grids and replays them.
 
     `replay` and `reference_log_probs` score tokens under the distribution that `sample` draws from,
-    including temperature and truncation.
+    including temperature and truncation. Weights, shards and the reference are those of
+    `glm_grpo.models.adapted_policy.AdaptedPolicy`.
 
     Attributes:
         codebook_size: Token ids are in [0, codebook_size).
     """
 
     codebook_size: int
-
-    @property
-    def network(self) -> nn.Module:
-        """The trained module, for DDP or FSDP2 to wrap."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        ...
 
     def tokens_per_image(self, batch: PromptBatch) -> int:
         """T, the number of tokens of each image of a batch."""
@@ -97,17 +88,6 @@ class Policy(PolicyForUpdate, Protocol):
         """
         ...
 
-    def first_layers(self, count: int) -> Policy:
-        """A copy in float32 with only the first layers, which runs the same code.
-
-        It shows whether sampling and replay compute the same, which half precision at full depth
-        cannot. Adapters have small random factors in it.
-
-        Args:
-            count: Number of layers of the language model, >= 1.
-        """
-        ...
-
     def tokenize_pictures(
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
@@ -122,58 +102,6 @@ class Policy(PolicyForUpdate, Protocol):
             num_sources: Number of source pictures; above 0 the grids are those of edits.
             preview: How to make tokens that the model draws before those of the picture, if it
                 does; see `anchor.preview`. The decoder does not read them.
-        """
-        ...
-
-    def wrap(self, wrapped: nn.Module) -> None:
-        """Replay through a wrapper of `network` from now on, which joins gradients of processes."""
-        ...
-
-    def run_network_once(self) -> None:
-        """Run `network` on the smallest possible input, without gradient."""
-        ...
-
-    def modules(self) -> Sequence[nn.Module]:
-        """Modules that sampling and replay need on the accelerator."""
-        ...
-
-    def source_modules(self) -> Sequence[nn.Module]:
-        """Modules that `encode_sources` needs on the accelerator."""
-        ...
-
-    def is_reference(self) -> bool:
-        """Whether policy and reference have the same weights."""
-        ...
-
-    def mix_reference(self, mix: float) -> None:
-        """Move the reference towards the policy: mix * policy + (1 - mix) * reference."""
-        ...
-
-    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load initial weights, named as in `state_tensors`, into policy and reference."""
-        ...
-
-    def reference_tensors(self) -> dict[str, Tensor]:
-        """Reference weights, named as in `state_tensors`; empty while it is the untrained model."""
-        ...
-
-    def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `reference_tensors` returned."""
-        ...
-
-    def reference_modules(self) -> Sequence[nn.Module]:
-        """Modules that the reference needs on the accelerator in addition to those of `modules`."""
-        ...
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Trained tensors by name."""
-        ...
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state_tensors` returned.
-
-        Raises:
-            CheckpointError: Names or shapes do not match this model.
         """
         ...
 

@@ -10,7 +10,8 @@ import torch
 
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
-from glm_grpo.models.base import Decoder, Policy, ReservedTokens, TextRule
+from glm_grpo.models.adapted_policy import AdaptedPolicy
+from glm_grpo.models.base import Decoder, ReservedTokens, TextRule
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.planning import Planner
 from rewards.problems import Problem, describe_problems
@@ -132,7 +133,7 @@ class ModelFamily(Protocol):
 
     def build_policy(
         self, config: Config, pipeline: Any, *, needs_reference: bool, is_compiling: bool = False
-    ) -> Policy:
+    ) -> AdaptedPolicy:
         """Build the policy from the parts of a loaded pipeline."""
         ...
 

@@ -6,7 +6,7 @@ import torch
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
-from glm_grpo.models.base import Policy
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.offload import OptimizerPart
 from glm_grpo.prepared.prepared_run import PreparedRun
 from glm_grpo.run.checkpoints import Checkpoint
@@ -62,7 +62,7 @@ def _offload_optimizer(
     models.offload.add("optimizer", part)
 
 
-def _build_optimizer(config: Config, policy: Policy) -> AdamW:
+def _build_optimizer(config: Config, policy: AdaptedPolicy) -> AdamW:
     return AdamW(
         policy.trainable_parameters(),
         lr=config.optim.learning_rate,
@@ -85,7 +85,7 @@ def build_learning_rate(config: Config, optimizer: Optimizer) -> LearningRate:
 
 
 def _build_average(
-    config: Config, policy: Policy, checkpoint: Checkpoint | None
+    config: Config, policy: AdaptedPolicy, checkpoint: Checkpoint | None
 ) -> MovingAverage | None:
     if config.eval.ema_decay is None:
         return None

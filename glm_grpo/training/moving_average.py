@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from glm_grpo.models.base import Policy
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 
 _WARM_UP = 9
 """The average lags about a tenth of the steps done behind until `decay` allows no more."""
@@ -57,7 +57,7 @@ class MovingAverage:
         decay: Largest decay per training step, in (0, 1).
     """
 
-    def __init__(self, policy: Policy, decay: float) -> None:
+    def __init__(self, policy: AdaptedPolicy, decay: float) -> None:
         self._policy = policy
         self._decay = decay
         self._tensors = self._weights()
@@ -70,7 +70,7 @@ class MovingAverage:
             self._tensors[name].lerp_(weight, share)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The average, with the names of `Policy.state_tensors`."""
+        """The average, with the names of `AdaptedPolicy.state_tensors`."""
         return self._tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

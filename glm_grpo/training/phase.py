@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from glm_grpo.errors import MemoryLimitError, is_expected
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Decoder, Policy
 from glm_grpo.models.offload import Offload, Phase
 from glm_grpo.output import counted, describe_bytes
@@ -153,7 +154,7 @@ class Models:
         decoder: Frozen decoder, with all denoising steps if it has any, as in evaluations.
     """
 
-    policy: Policy
+    policy: AdaptedPolicy
     decoder: Decoder
     scorer: Scorer
     offload: Offload

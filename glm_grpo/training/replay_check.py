@@ -17,6 +17,7 @@ from torch import Tensor
 from glm_grpo.data.prompts import prompts_at
 from glm_grpo.errors import SelfCheckError
 from glm_grpo.grpo.losses import effective_sample_size
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Policy
 from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.phase import Models, sampling_size
@@ -94,7 +95,7 @@ def check_code_path(models: Models, batch: PromptBatch, *, is_mixed: bool = Fals
 
 
 def check_replay(
-    policy: Policy, batch: PromptBatch, rollout: Rollout, *, rows: int
+    policy: AdaptedPolicy, batch: PromptBatch, rollout: Rollout, *, rows: int
 ) -> ReplayReport:
     """Check the first `rows` samples of an on-policy rollout at full depth.
 

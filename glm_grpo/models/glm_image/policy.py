@@ -42,8 +42,8 @@ ADAPTED_MODULES = (
 """Linear layers to adapt, by path, because the vision tower has modules with similar names."""
 
 
-class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
-    """GLM-Image's language model as a `Policy`, which documents the methods.
+class GlmImagePolicy(AdaptedPolicy):
+    """GLM-Image's language model as an `AdaptedPolicy`, which documents the methods with `Policy`.
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
@@ -56,6 +56,8 @@ class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
         is_compiling: Compile the decoder layers if they equal the eager ones; not for weights that
             an engine shards.
     """
+
+    network: GlmImageNetwork
 
     def __init__(
         self,
@@ -119,14 +121,14 @@ class GlmImagePolicy(AdaptedPolicy[GlmImageNetwork]):
         return (self.model.model.visual, self.model.model.vqmodel)
 
     def run_network_once(self) -> None:
-        """See `Policy`."""
+        """See `AdaptedPolicy`."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
         with torch.no_grad():
             self.network(*sequences)
 
     def first_layers(self, count: int) -> GlmImagePolicy:
-        """See `Policy`; never compiled, which takes a minute and is checked by itself."""
+        """See `AdaptedPolicy`; never compiled, which takes a minute and is checked by itself."""
         copied: GlmImagePolicy = super().first_layers(count)
         copied._build_step = _choose_step(copied.network, self._truncation, is_compiling=False)
         copied._encoded = copied._compiled = None

@@ -38,8 +38,8 @@ ADAPTED_MODULES = (
 """Linear layers to adapt, by path, because the vision tower has modules with the same names."""
 
 
-class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
-    """Janus-Pro's language model as a `Policy`, which documents the methods.
+class JanusProPolicy(AdaptedPolicy):
+    """Janus-Pro's language model as an `AdaptedPolicy`, which documents the methods with `Policy`.
 
     Args:
         parts: Stock model and processor; the model is wrapped or copied.
@@ -51,6 +51,8 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
         has_entropy_gradient: Give replayed entropies a gradient, for a loss that weighs them.
         seed: Seed of the adapters' initial weights.
     """
+
+    network: JanusNetwork
 
     def __init__(
         self,
@@ -114,14 +116,14 @@ class JanusProPolicy(AdaptedPolicy[JanusNetwork]):
         return (vqmodel.encoder, vqmodel.quant_conv)
 
     def run_network_once(self) -> None:
-        """See `Policy`."""
+        """See `AdaptedPolicy`."""
         rows = 2 if self.network.is_guided else 1
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with torch.no_grad():
             self.network(*TokenSequences(one.expand(rows, 1), None, one, None))
 
     def first_layers(self, count: int) -> JanusProPolicy:
-        """See `Policy`."""
+        """See `AdaptedPolicy`."""
         copied: JanusProPolicy = super().first_layers(count)
         copied._build_step = _choose_step(copied.network, self._truncation)
         copied._encoded = None

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.models.base import Policy
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.training.distributed.processes import Processes
 
 T = TypeVar("T")
@@ -103,7 +103,9 @@ class AccelerateStrategy(Strategy):
         policy: Policy to wrap; it replays through the wrapped network from then on.
     """
 
-    def __init__(self, policy: Policy, accelerator: Accelerator, processes: Processes) -> None:
+    def __init__(
+        self, policy: AdaptedPolicy, accelerator: Accelerator, processes: Processes
+    ) -> None:
         super().__init__(LossScale.for_dtype(policy.dtype))
         self._accelerator = accelerator
         self._processes = processes
@@ -190,7 +192,7 @@ class AccelerateStrategy(Strategy):
                 gathered[name] = full.cpu()
         return gathered
 
-    def _init_fsdp_root(self, policy: Policy) -> None:
+    def _init_fsdp_root(self, policy: AdaptedPolicy) -> None:
         """Run a pass that fixes the root: torch takes the first module that runs for it."""
         policy.run_network_once()
         for module in self._shards:
