@@ -13,7 +13,7 @@ from glm_grpo.config.sections import AnchorSection
 from glm_grpo.models.export import describe_decoding
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.origin import Origin, write_origin
-from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.writing import append_metrics, write_evaluation
 from tests.factories import tiny_config
 from tests.run.conftest import build
 
@@ -41,13 +41,12 @@ def describe(tmp_path: Path):
         **sections: object,
     ) -> Description:
         folder = RunFolder(tmp_path / "run")
-        recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
         for step, row in enumerate(({}, *rows)):
             more = {}
             if step in evaluated:
-                recorder.record_evaluation(replace(build(), step=step))
+                write_evaluation(folder, replace(build(), step=step), combine="weighted_sum")
                 more = {"eval/total": 0.1}
-            recorder.record_step(step, row | more)
+            append_metrics(folder, step, row | more)
         write_origin(folder, origin)
         config = tiny_config("train.steps=2", *overrides).model_copy(update=sections)
         return describe_training(folder, config, step=len(rows))

@@ -41,9 +41,9 @@ from glm_grpo.run.origin import (
     read_origin,
     write_origin,
 )
-from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
+from glm_grpo.run.writing import append_metrics, write_evaluation
 from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
@@ -147,10 +147,9 @@ def _record(folder: RunFolder, config: Config, ends: Sequence[Evaluation]) -> No
     write_atomically(
         folder.config_path, to_yaml(config.model_copy(update={"train": train})).encode()
     )
-    recorder = Recorder(folder, trackers=(), config={}, combine=config.reward.combine)
     for evaluation in ends:
-        recorder.record_evaluation(evaluation)
-        recorder.record_step(evaluation.step, evaluation_metrics(evaluation))
+        write_evaluation(folder, evaluation, combine=config.reward.combine)
+        append_metrics(folder, evaluation.step, evaluation_metrics(evaluation))
     write_gallery(folder, summarise(folder))
 
 

@@ -14,9 +14,10 @@ from glm_grpo.prepared.prompts import held_out_batches
 from glm_grpo.run.checkpoints import forget_checkpoints_after, prune_checkpoints
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.run_state import RunState
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.run.trackers import Trackers
+from glm_grpo.run.writing import truncate_after
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
@@ -101,23 +102,21 @@ def _build_step(
     return RewardStep(config, models, learner, prompts, records, processes, collectors)
 
 
-def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Recorder, HackingMonitor]:
-    """Open the recorder, truncated to the step where the run resumes, and the hacking monitor."""
-    recorder = Recorder(
-        folder,
-        trackers=config.trackers,
-        config=config.model_dump(mode="json"),
-        # A resumed run keeps its original name.
-        about=read_config(folder).run,
-        combine=config.reward.combine,
-    )
+def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Trackers, HackingMonitor]:
+    """Remove what was recorded after the step where the run resumes; open trackers and monitor."""
+    # A run that has finished no step repeats its evaluation of step 0.
+    last = at.step if at.step > 0 else -1
     # First, because a checkpoint whose records are gone could not be resumed from.
     forget_checkpoints_after(folder, at.step)
-    # A run that has finished no step repeats its evaluation of step 0.
-    recorder.truncate_after(at.step if at.step > 0 else -1)
+    truncate_after(folder, last)
     # A kill may have come between writing a checkpoint and removing old ones.
     prune_checkpoints(folder, config.train.keep_checkpoints, at.best_step)
-    return recorder, HackingMonitor(
+    # A resumed run keeps its original name.
+    about = read_config(folder).run
+    trackers = Trackers(
+        config.trackers, folder, config.model_dump(mode="json"), about, first_step=last + 1
+    )
+    return trackers, HackingMonitor(
         folder,
         watch=config.reward.watch,
         evaluated=[name for name, term in config.reward.terms.items() if term.when == "evaluation"],

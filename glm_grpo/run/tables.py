@@ -1,7 +1,7 @@
 """Read what a run stored: metrics, tables, bands of canaries, and tracker run ids.
 
 Each kind of file has one schema here. Content that does not fit it is a `StorageError` that names
-the file and the field. `glm_grpo.run.recorder` writes the files; reports and commands read them
+the file and the field. `glm_grpo.run.writing` writes the files; reports and commands read them
 here, without a model. `glm_grpo.run.config` reads `config.yaml`, `glm_grpo.run.checkpoints` reads
 checkpoints.
 """

@@ -44,8 +44,6 @@ MAX_SIDE = 256
 
 PROJECT_NAME = "glm-grpo"
 """Project (or experiment) for the run; environment variables may name another."""
-EMPTY_RUN_INFO = RunSection()
-"""Description of a run without name, notes and tags."""
 
 _GAP = 4
 """Pixels of white space between the pictures of a strip."""
@@ -217,6 +215,8 @@ class Trackers:
         folder: Folder of the run. It also stores the id of the run in W&B, so that a resumed run
             continues it.
         about: Name, notes and tags, for TensorBoard and W&B.
+        first_step: First step that is logged; for a run that resumes, those after it are logged
+            again.
     """
 
     def __init__(
@@ -224,7 +224,9 @@ class Trackers:
         names: tuple[str, ...],
         folder: RunFolder,
         config: Mapping[str, Any],
-        about: RunSection = EMPTY_RUN_INFO,
+        about: RunSection,
+        *,
+        first_step: int = 0,
     ) -> None:
         self._names = tuple(dict.fromkeys(names))
         self._folder = folder
@@ -232,12 +234,8 @@ class Trackers:
         self._about = about
         self._started: dict[str, GeneralTracker] | None = None
         self._failed: set[str] = set()
-        self._first_step = 0
+        self._first_step = first_step
         self._ending = ExitStack()
-
-    def go_on_after(self, step: int) -> None:
-        """Announce that the run resumes: everything logged after `step` is logged again."""
-        self._first_step = step + 1
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Forward the finite values of a step."""

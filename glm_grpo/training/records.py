@@ -1,7 +1,8 @@
-"""Decide what a run stores when: metrics, tables, pictures, canaries and the gallery.
+"""Write what a run records into its folder: metrics, tables, pictures, canaries and the gallery.
 
-The main process writes, through a `Recorder`; every process makes the same calls and gets the same
-answers. A thread writes the files of a step while the next step runs; at most one step is pending.
+Only the main process writes; every process makes the same calls and gets the same answers. A thread
+writes the files of a step while the next step runs; at most one step is pending.
+`glm_grpo.run.writing` has the files.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from glm_grpo.errors import (
 )
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder, encode
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow, read_metrics, read_untrained
+from glm_grpo.run.trackers import Trackers
+from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import weigh_evaluation
 from glm_grpo.training.joining import join_experiences
@@ -47,7 +49,7 @@ from glm_grpo.training.phase import (
     peak_memory_bytes,
     process_bytes,
 )
-from glm_grpo.types import EvaluationPart, Experience
+from glm_grpo.types import Evaluation, EvaluationPart, Experience
 from rewards.canaries import Departure, measure_pictures
 from rewards.refusals import find_refusals
 from rewards.reweigh import Mode
@@ -90,11 +92,14 @@ class StepRecord:
 
 
 class Records:
-    """What a run stores in its folder, from all its processes.
+    """Records a run in its folder and its trackers, from all its processes.
+
+    Trackers are called from the main thread, to which MLflow binds its run.
 
     Args:
-        open_files: Called in the main process; returns the recorder, and the monitor for reward
-            hacking.
+        open_files: Called in the main process, before anything is written; returns the trackers,
+            and the monitor for reward hacking.
+        combine: How terms are combined into totals.
         show: Called after a step or an evaluation is stored.
         work: Operations of the models on the run's devices; None: do not record utilisation.
     """
@@ -103,7 +108,7 @@ class Records:
         self,
         folder: RunFolder,
         processes: Processes,
-        open_files: Callable[[], tuple[Recorder, HackingMonitor]],
+        open_files: Callable[[], tuple[Trackers, HackingMonitor]],
         *,
         combine: Mode,
         show: ShowRun,
@@ -119,7 +124,7 @@ class Records:
         self._unfinished: list[Future[None]] = []
         with processes.together():
             if processes.is_main:
-                self._files, self._monitor = open_files()
+                self._trackers, self._monitor = open_files()
 
     def begin(self, part: Sequence[EvaluationPart]) -> dict[str, float]:
         """Store the evaluation of step 0, and return its metrics.
@@ -132,13 +137,12 @@ class Records:
         parts = self._joined(part)
 
         def write() -> dict[str, float]:
-            untrained = weigh_evaluation(parts, mode=self._combine, untrained=None)
+            untrained = self._write_evaluation(parts)
             self._untrained = untrained.rewards
-            self._files.record_evaluation(untrained)
             self._monitor.learn(untrained)
             metrics = evaluation_metrics(untrained) | _time_of(parts)
-            self._files.record_step(0, metrics)
-            self._files.track_step(0, metrics)
+            append_metrics(self.folder, 0, metrics)
+            self._trackers.log(0, metrics)
             self._show(self.folder, 0)
             return metrics
 
@@ -199,35 +203,26 @@ class Records:
         seconds, begun = clock.seconds(), time.perf_counter()
         with self._processes.together():
             part = prepared.result()
-        gather = self._processes.gather
-        parts, peak = self._processes.gather_on_main(part), max(gather(peak_memory_bytes()))
-        held = {"memory/process_bytes": float(sum(gather(process_bytes())))}
+        parts, (peak, held) = self._processes.gather_on_main(part), self._memory()
 
         def take() -> StepRecord:
             self._wait()
-            waited = {"time/records": time.perf_counter() - begun}
-            whole = join_experiences([each.experience for each in parts])
-            measures = {
-                name: torch.cat([each.measures[name] for each in parts]) for name in part.measures
-            }
-            for refused in find_refusals(whole.prompts.prompts, whole.rewards):
-                if refused.count > 0:
-                    left_out = "their groups" if refused.is_weighted else "its mean"
-                    logger.warning(
-                        "step %d: %s; they are left out of %s", step, refused.describe(), left_out
-                    )
-            reading = self._monitor.measure(step, whole, measures)
-            metrics = step_metrics(whole, updates, seconds, peak, combine=self._combine)
+            waited = time.perf_counter() - begun
+            whole = _join_step(parts)
+            experience, pictures = whole.experience, whole.pictures
+            _warn_of_refusals(experience, step)
+            reading = self._monitor.measure(step, experience, whole.measures)
+            metrics = step_metrics(experience, updates, seconds, peak, combine=self._combine)
             if self._work is not None:
-                metrics |= sampled_utilisation(self._work, whole, seconds)
-            metrics |= {**reading.metrics, **more, **waited, **held}
-            pictures = [picture for each in parts for picture in each.pictures]
-            self._files.track_step(step, metrics)
-            self._files.track_groups(whole, pictures, step)
+                metrics |= sampled_utilisation(self._work, experience, seconds)
+            metrics |= {**reading.metrics, **more}
+            metrics |= {"time/records": waited, "memory/process_bytes": held}
+            self._trackers.log(step, metrics)
+            self._trackers.log_groups(experience, pictures, step)
 
             def write() -> None:
-                self._files.record_rollout(whole, pictures, step)
-                self._files.record_step(step, metrics)
+                write_rollout(self.folder, experience, pictures, step, combine=self._combine)
+                append_metrics(self.folder, step, metrics)
 
             self._write_later(write)
             return StepRecord(metrics, reading.departures)
@@ -242,9 +237,8 @@ class Records:
         Args:
             targets: Number of target images of this process.
         """
-        gather = self._processes.gather
-        images, seconds = sum(gather(targets)), clock.seconds()
-        peak, held = max(gather(peak_memory_bytes())), float(sum(gather(process_bytes())))
+        images, seconds = sum(self._processes.gather(targets)), clock.seconds()
+        peak, held = self._memory()
 
         def take() -> StepRecord:
             self._wait()
@@ -252,8 +246,8 @@ class Records:
             if self._work is not None:
                 metrics |= supervised_utilisation(self._work, images, seconds)
             metrics |= {"memory/process_bytes": held}
-            self._files.track_step(step, metrics)
-            self._write_later(lambda: self._files.record_step(step, metrics))
+            self._trackers.log(step, metrics)
+            self._write_later(lambda: append_metrics(self.folder, step, metrics))
             return StepRecord(metrics, ())
 
         return self._processes.on_main(take)
@@ -268,16 +262,15 @@ class Records:
 
         def write() -> StepRecord:
             self._wait()
-            evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
-            self._files.record_evaluation(evaluation)
+            evaluation = self._write_evaluation(parts)
             metrics = evaluation_metrics(evaluation) | _time_of(parts)
             reading = self._monitor.measure_evaluation(evaluation)
             if reading.metrics:
                 of_step = read_metrics(self.folder)[-1].get("canary/departures") or 0.0
                 departures = of_step + len(reading.departures)
                 metrics |= {**reading.metrics, "canary/departures": departures}
-            self._files.record_step(evaluation.step, metrics)
-            self._files.track_step(evaluation.step, metrics)
+            append_metrics(self.folder, evaluation.step, metrics)
+            self._trackers.log(evaluation.step, metrics)
             return StepRecord(metrics, reading.departures)
 
         return self._processes.on_main(write)
@@ -304,7 +297,7 @@ class Records:
             try:
                 self._wait()
             finally:
-                self._files.close()
+                self._trackers.close()
             self._show(self.folder, None)
             return summarise(self.folder)
 
@@ -335,6 +328,18 @@ class Records:
             return is_seen and aftermath_of(error) is not Aftermath.UNKNOWN
         return failure.aftermath is not Aftermath.UNKNOWN
 
+    def _write_evaluation(self, parts: Sequence[EvaluationPart]) -> Evaluation:
+        """Join and weigh an evaluation, and store it without its metrics."""
+        evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
+        write_evaluation(self.folder, evaluation, combine=self._combine)
+        self._trackers.log_evaluation(evaluation)
+        return evaluation
+
+    def _memory(self) -> tuple[int, float]:
+        """Highest peak of a process since the step began, and what all hold now, in bytes."""
+        gather = self._processes.gather
+        return max(gather(peak_memory_bytes())), float(sum(gather(process_bytes())))
+
     def _write_later(self, write: Callable[[], None]) -> None:
         self._unfinished.append(self._thread.submit(write))
 
@@ -348,6 +353,23 @@ class Records:
     def _joined(self, part: Sequence[T]) -> list[T]:
         """Values of all processes, in the main one."""
         return [each for parts in self._processes.gather_on_main([*part]) for each in parts]
+
+
+def _join_step(parts: Sequence[StepPart]) -> StepPart:
+    return StepPart(
+        join_experiences([each.experience for each in parts]),
+        [picture for each in parts for picture in each.pictures],
+        {name: torch.cat([each.measures[name] for each in parts]) for name in parts[0].measures},
+    )
+
+
+def _warn_of_refusals(experience: Experience, step: int) -> None:
+    for refused in find_refusals(experience.prompts.prompts, experience.rewards):
+        if refused.count > 0:
+            left_out = "their groups" if refused.is_weighted else "its mean"
+            logger.warning(
+                "step %d: %s; they are left out of %s", step, refused.describe(), left_out
+            )
 
 
 def _time_of(parts: Sequence[EvaluationPart]) -> dict[str, float]:

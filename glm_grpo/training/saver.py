@@ -14,7 +14,7 @@ from glm_grpo.run.checkpoints import (
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.optimizer_state import optimizer_to_tensors
-from glm_grpo.run.recorder import store_failure
+from glm_grpo.run.writing import store_failure
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.phase import out_of_memory_explained

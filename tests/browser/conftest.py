@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder, encode
+from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
 from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.tiny.world import draw_sign, signs_of_words
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
@@ -197,14 +197,14 @@ def _record(path: Path, configs_dir: Path) -> RunFolder:
     folder = RunFolder(path)
     path.mkdir(parents=True)
     folder.config_path.write_text(make_config(configs_dir), encoding="utf-8")
-    recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
     for step in (0, *STEPS, DAMAGED_STEP):
-        recorder.record_step(step, _metrics(step))
+        append_metrics(folder, step, _metrics(step))
     for step in (*STEPS, DAMAGED_STEP):
         experience = _experience(step)
-        recorder.record_rollout(experience, encode(experience.images), step)
+        pictures = encode(experience.images)
+        write_rollout(folder, experience, pictures, step, combine="weighted_sum")
     for step in EVALUATIONS:
-        recorder.record_evaluation(_evaluation(step))
+        write_evaluation(folder, _evaluation(step), combine="weighted_sum")
     damaged = folder.rollout_path(DAMAGED_STEP)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     (folder.image_dir(3) / "plain-1.png").unlink()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.summaries import gain_over_prompts, summarise
+from glm_grpo.run.writing import write_evaluation
 from glm_grpo.types import Evaluation, ImageBatch
 from rewards.types import Prompt, RewardTable
 
@@ -62,11 +62,14 @@ def test_gain_has_an_interval_from_ten_prompts_on():
 
 def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):
     folder = RunFolder(tmp_path)
-    recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
-    recorder.record_evaluation(BEFORE)
+    write_evaluation(folder, BEFORE, combine="weighted_sum")
     assert summarise(folder) == []
-    recorder.record_evaluation(evaluation(4, [[0.0, 0.0]] * 2, [0.0, 0.0], [[0.0, 0.0]] * 2))
-    recorder.record_evaluation(AFTER)
+    write_evaluation(
+        folder,
+        evaluation(4, [[0.0, 0.0]] * 2, [0.0, 0.0], [[0.0, 0.0]] * 2),
+        combine="weighted_sum",
+    )
+    write_evaluation(folder, AFTER, combine="weighted_sum")
 
     rows = summarise(folder)
 
@@ -79,10 +82,9 @@ def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):
 def test_summary_pairs_prompts_of_which_an_image_has_a_score(tmp_path):
     nan = math.nan
     folder = RunFolder(tmp_path)
-    recorder = Recorder(folder, trackers=(), config={}, combine="weighted_sum")
-    recorder.record_evaluation(BEFORE)
+    write_evaluation(folder, BEFORE, combine="weighted_sum")
     ssim, totals = [[nan, 0.75], [nan, nan]], [[nan, 1.0], [nan, nan]]
-    recorder.record_evaluation(evaluation(8, ssim, [1.0, 1.0], totals))
+    write_evaluation(folder, evaluation(8, ssim, [1.0, 1.0], totals), combine="weighted_sum")
     expected = {"ssim": (0.5, 0.75, 0.25), "total": (0.5, 1.0, 0.5)}
     rows = {name: each for name, each in figures(summarise(folder)).items() if name in expected}
     assert rows == {name: pytest.approx(values) for name, values in expected.items()}

@@ -26,8 +26,8 @@ from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.run import trackers as trackers_module
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import encode
 from glm_grpo.run.trackers import Trackers, check_trackers
+from glm_grpo.run.writing import encode
 from glm_grpo.types import Advantages, Evaluation, Experience, PromptBatch, Rollout
 
 ABOUT = RunSection(name="larger groups", notes="As before,\nwith 16 images.", tags=("ocr", "wide"))
@@ -97,8 +97,7 @@ def experience_of(evaluation: Evaluation) -> Experience:
 def log_resumed_run(path: Path, name: str, evaluation: Evaluation) -> None:
     """The same run, killed and resumed from its checkpoint of step 1: step 2 comes again."""
     config = {**CONFIG, "train": {"seed": 1, "resume": "auto"}}
-    trackers = Trackers((name,), RunFolder(path), config, ABOUT)
-    trackers.go_on_after(1)
+    trackers = Trackers((name,), RunFolder(path), config, ABOUT, first_step=2)
     trackers.log_evaluation(replace(evaluation, step=2))
     for step in (2, 3):
         trackers.log(step, values_of(step))
@@ -174,8 +173,7 @@ def test_tensorboard_shows_the_groups_of_a_step_and_how_their_rewards_are_spread
 def test_tensorboard_goes_on_after_a_write_that_failed(
     tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
-    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG, ABOUT)
-    trackers.go_on_after(0)
+    trackers = Trackers(("tensorboard",), RunFolder(tmp_path), CONFIG, ABOUT, first_step=1)
     trackers.log(1, values_of(1))
     append = LocalFileSystem.append
 
@@ -305,7 +303,7 @@ def test_a_failing_tracker_warns_once_and_stops_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "plain", tracker)
-    trackers = Trackers(("plain",), RunFolder(tmp_path), CONFIG)
+    trackers = Trackers(("plain",), RunFolder(tmp_path), CONFIG, ABOUT)
     for step in (1, 2):
         trackers.log(step, {"reward/mean": 0.5})
     trackers.close()

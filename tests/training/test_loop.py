@@ -27,10 +27,9 @@ from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder
 from glm_grpo.run.tables import evaluation_steps, read_metrics, read_table
 from glm_grpo.terminal import explain
-from glm_grpo.training import saver
+from glm_grpo.training import records, saver
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.phase import Models
@@ -337,7 +336,7 @@ def test_a_term_that_fails_in_an_evaluation_loses_neither_the_step_nor_the_evalu
     # It is made up for, also where a kill cut off its line.
     resumed = make_run(*often, "train.resume=auto", change=at_step_2)
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "record_step", killed)
+        patch.setattr(records, "append_metrics", killed)
         with pytest.raises(KeyboardInterrupt):
             resumed.trainer.run()
     resumed = make_run(*often, "train.resume=auto", change=at_step_2)
@@ -440,13 +439,13 @@ def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
 ) -> None:
     third = threading.Event()
     recorded: dict[int, list[tuple[int, bool]]] = {}
-    write, save = Recorder.record_rollout, saver.save_checkpoint
+    write, save = records.write_rollout, saver.save_checkpoint
 
-    def write_late(recorder: Recorder, experience: Any, pictures: Any, step: int) -> None:
+    def write_late(folder: Any, experience: Any, pictures: Any, step: int, **options: Any) -> None:
         if step == 2:
             # Were it written before step 3 began, nobody would set it.
             assert third.wait(60)
-        write(recorder, experience, pictures, step)
+        write(folder, experience, pictures, step, **options)
 
     def save_after_records(*arguments: Any, step: int, **options: Any) -> Any:
         recorded[step] = [(row["step"], "eval/total" in row) for row in run.rows()]
@@ -457,7 +456,7 @@ def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
             third.set()
         assert [*recorded] == ([3] if step == 4 else [])
 
-    monkeypatch.setattr(Recorder, "record_rollout", write_late)
+    monkeypatch.setattr(records, "write_rollout", write_late)
     monkeypatch.setattr(saver, "save_checkpoint", save_after_records)
     run = make_run("train.checkpoint_every=3", "train.eval_every=3", at_step=at_step)
     run.trainer.run()

@@ -19,7 +19,7 @@ from glm_grpo.run.checkpoints import load_checkpoint, save_checkpoint
 from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder
+from glm_grpo.run.writing import truncate_after
 from tests.opened import open_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -286,7 +286,7 @@ def test_recording_removes_nothing_that_no_run_wrote(tmp_path: Path) -> None:
     (elsewhere / "kept").touch()
     (folder.images_dir / "step-000008").symlink_to(elsewhere)
 
-    Recorder(folder, trackers=(), config={}, combine="weighted_sum").truncate_after(0)
+    truncate_after(folder, 0)
 
     assert all((folder.path / name).read_text() == "theirs" for name in theirs)
     assert not ours.exists()

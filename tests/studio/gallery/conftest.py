@@ -1,4 +1,4 @@
-"""A run as the recorder stores it, small, and a reader of what the gallery makes of it."""
+"""A run as training stores it, small, and a reader of what the gallery makes of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder, encode
+from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Pieces
 from rewards.reweigh import combine
@@ -49,7 +49,6 @@ class StoredRun:
         self.size = 8
         self.places: Tensor | None = None
         self.pieces: dict[str, tuple[Pieces, ...]] = {}
-        self.recorder = Recorder(self.folder, trackers=(), config={}, combine="weighted_sum")
         path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.write_text(config, encoding="utf-8")
 
@@ -89,21 +88,21 @@ class StoredRun:
                 place_credit=self.places,
             ),
         )
-        self.recorder.record_rollout(experience, encode(experience.images), step)
-        self.recorder.record_step(step, {"reward/mean": step / 7, **metrics})
+        pictures = encode(experience.images)
+        write_rollout(self.folder, experience, pictures, step, combine="weighted_sum")
+        append_metrics(self.folder, step, {"reward/mean": step / 7, **metrics})
 
     def record_evaluation(self, step: int, *, totals: Tensor | None = None) -> None:
         table = self.table()
-        self.recorder.record_evaluation(
-            Evaluation(
-                step=step,
-                prompts=self.prompts,
-                images=self.images(step),
-                rewards=replace(table, notes={"ocr": self.notes}),
-                totals=combine(table, mode="weighted_sum") if totals is None else totals,
-                entropy=torch.tensor([1.0, 2.0]),
-            )
+        evaluation = Evaluation(
+            step=step,
+            prompts=self.prompts,
+            images=self.images(step),
+            rewards=replace(table, notes={"ocr": self.notes}),
+            totals=combine(table, mode="weighted_sum") if totals is None else totals,
+            entropy=torch.tensor([1.0, 2.0]),
         )
+        write_evaluation(self.folder, evaluation, combine="weighted_sum")
 
     @property
     def gallery(self) -> Path:

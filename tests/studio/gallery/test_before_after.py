@@ -41,7 +41,7 @@ def store_picture(folder: RunFolder, path: str) -> str:
 def store_evaluation(
     folder: RunFolder, step: int, totals: Mapping[str, list[float]], **overrides: Any
 ) -> None:
-    """An evaluation as the recorder stores it; `totals` by prompt id."""
+    """An evaluation as training stores it; `totals` by prompt id."""
     rows = [
         {
             "step": step,

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from glm_grpo.run.tables import SummaryRow
+from glm_grpo.run.writing import append_metrics
 from glm_grpo.studio.gallery import write_gallery
 from rewards.parts import Piece
 from rewards.types import Prompt
@@ -75,7 +76,7 @@ def test_run_tells_the_settings(run: Any) -> None:
 
 def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any) -> None:
     for step, seconds in enumerate((1.0, 1.0, *[2.0] * 4, 3.0, *[4.0] * 5), start=1):
-        run.recorder.record_step(step, {"time/step": seconds})
+        append_metrics(run.folder, step, {"time/step": seconds})
     os.utime(run.folder.metrics_path, (1_700_000_000, 1_700_000_000))
     data = written(run, "run")
     # Of the last ten, 2 four times, 3, and 4 five times: between the fifth and the sixth.
@@ -87,19 +88,19 @@ def test_run_tells_when_it_recorded_and_the_pace_of_its_last_ten_steps(run: Any)
 
 def test_time_left_counts_the_evaluations_to_come(run: Any) -> None:
     every = yaml.safe_load(run.folder.config_path.read_text())["train"]["eval_every"]
-    run.recorder.record_step(0, {"time/evaluation": 7.0})
+    append_metrics(run.folder, 0, {"time/evaluation": 7.0})
     for step in range(1, every + 1):
-        run.recorder.record_step(step, {"time/step": 2.0})
+        append_metrics(run.folder, step, {"time/step": 2.0})
     # The evaluation of the last step recorded is yet to be made.
     to_come = 40 // every
     left = 2.0 * (40 - every)
     assert written(run, "run")["seconds_left"] == left + 7.0 * to_come
-    run.recorder.record_step(every, {"time/evaluation": 9.0})
+    append_metrics(run.folder, every, {"time/evaluation": 9.0})
     assert written(run, "run")["seconds_left"] == left + 9.0 * (to_come - 1)
 
 
 def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
-    run.recorder.record_step(0, {"eval/total": 0.5})
+    append_metrics(run.folder, 0, {"eval/total": 0.5})
     run.record_evaluation(0)
     for step in (1, 2, 10, 11, 21):
         run.record_step(step)
@@ -128,7 +129,7 @@ def test_run_lists_steps_by_tens_and_evaluations(run: Any) -> None:
 def test_run_tells_its_course_and_what_it_gained(run: Any) -> None:
     run.record_evaluation(0)
     run.record_evaluation(2)
-    run.recorder.record_step(0, {"eval/total": 0.5})
+    append_metrics(run.folder, 0, {"eval/total": 0.5})
     run.record_step(1)
     run.record_step(2, **{"reward/mean": math.nan, "canary/departures": 1.0})
     summary = SummaryRow("total", before=0.5, after=0.75, difference=0.25, low=0.125, high=0.5)
@@ -319,8 +320,8 @@ def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:
 def test_a_run_that_learns_target_pictures_has_figures_and_no_groups(run: Any) -> None:
     text = run.folder.config_path.read_text().replace("method: grpo", "method: sft")
     run.folder.config_path.write_text(text)
-    run.recorder.record_step(0, {"eval/total": 0.5})
-    run.recorder.record_step(1, {"sft/cross_entropy": 0.25})
+    append_metrics(run.folder, 0, {"eval/total": 0.5})
+    append_metrics(run.folder, 1, {"sft/cross_entropy": 0.25})
     assert written(run, "run")["is_sampled"] is False
     steps = written(run, "steps-000001")
     assert [row["step"] for row in steps["metrics"]] == [0, 1]

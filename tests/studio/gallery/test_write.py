@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from glm_grpo.run.writing import append_metrics, truncate_after
 from glm_grpo.studio.gallery import update_gallery, write_gallery
 
 STATIC = Path(__file__).parents[3] / "glm_grpo" / "studio" / "gallery" / "static"
@@ -77,7 +78,7 @@ def test_write_gallery_twice_gives_the_same_files(run: Any) -> None:
 
 def test_update_gallery_step_by_step_ends_like_a_whole_rebuild(run: Any) -> None:
     run.record_evaluation(0)
-    run.recorder.record_step(0, {"eval/total": 0.5})
+    append_metrics(run.folder, 0, {"eval/total": 0.5})
     update_gallery(run.folder, 0)
     for step in (1, 2, 3, 4, 10, 11):
         run.record_step(step)
@@ -91,7 +92,7 @@ def test_update_gallery_step_by_step_ends_like_a_whole_rebuild(run: Any) -> None
         assert f"step-{step:06d}/kite-0.webp" in run.files("thumbs")
         if step in (4, 11):
             run.record_evaluation(step)
-            run.recorder.record_step(step, {"eval/total": 0.75})
+            append_metrics(run.folder, step, {"eval/total": 0.75})
             update_gallery(run.folder, step)
             assert run.data("run")["evaluations"][-1]["step"] == step
             assert run.data(f"evaluation-{step:06d}")["groups"][0]["prompt_id"] == "kite"
@@ -149,7 +150,7 @@ def test_write_gallery_removes_what_no_longer_belongs(run: Any) -> None:
     write_gallery(run.folder, ())
     (run.gallery / "assets" / "old.js").write_text("1")
     (run.gallery / "mine.txt").write_text("kept")
-    run.recorder.truncate_after(1)
+    truncate_after(run.folder, 1)
     write_gallery(run.folder, ())
     kept = ["credit-000001.js", "evaluation-000001.js", "run.js", "steps-000001.js"]
     assert run.files("data") == kept

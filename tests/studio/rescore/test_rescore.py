@@ -15,8 +15,8 @@ from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.run.recorder import Recorder, encode
 from glm_grpo.run.tables import read_table
+from glm_grpo.run.writing import encode, write_rollout
 from glm_grpo.studio.rescore.rescore import rescore
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.reweigh import combine, is_flat
@@ -76,9 +76,9 @@ def make_experience(
 def store_run(path: Path, config: Config, *steps: Experience) -> RunFolder:
     folder = RunFolder(path)
     write_atomically(folder.config_path, to_yaml(config).encode())
-    recorder = Recorder(folder, trackers=(), config={}, combine=config.reward.combine)
     for step, experience in enumerate(steps, start=1):
-        recorder.record_rollout(experience, encode(experience.images), step)
+        pictures = encode(experience.images)
+        write_rollout(folder, experience, pictures, step, combine=config.reward.combine)
     return folder
 
 

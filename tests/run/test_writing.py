@@ -14,7 +14,6 @@ from PIL import Image
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.recorder import Recorder, encode, store_failure
 from glm_grpo.run.tables import (
     CREDIT,
     PIECES,
@@ -24,6 +23,14 @@ from glm_grpo.run.tables import (
     read_table,
     read_weighing,
 )
+from glm_grpo.run.writing import (
+    append_metrics,
+    encode,
+    store_failure,
+    truncate_after,
+    write_evaluation,
+    write_rollout,
+)
 from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Piece
 from rewards.reweigh import combine
@@ -32,12 +39,13 @@ from rewards.types import Prompt, RewardTable
 HOSTILE = '<script>alert("x")</script>/../ 🙂'
 
 
-def make_recorder(path: Path) -> Recorder:
-    return Recorder(RunFolder(path), trackers=(), config={}, combine="weighted_sum")
+def store_rollout(path: Path, experience: Experience, step: int) -> None:
+    pictures = encode(experience.images)
+    write_rollout(RunFolder(path), experience, pictures, step, combine="weighted_sum")
 
 
-def record_rollout(recorder: Recorder, experience: Experience, step: int) -> None:
-    recorder.record_rollout(experience, encode(experience.images), step)
+def store_evaluation(path: Path, evaluation: Evaluation) -> None:
+    write_evaluation(RunFolder(path), evaluation, combine="weighted_sum")
 
 
 def make_prompts() -> tuple[Prompt, ...]:
@@ -95,20 +103,20 @@ def all_files(path: Path) -> list[str]:
     return sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
 
 
-def test_record_step_writes_one_json_object_a_line(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path)
-    recorder.record_step(1, {"reward/mean": 0.1, "loss/total": math.nan})
-    recorder.record_step(2, {"reward/mean": -math.inf, "loss/total": 1e-300})
+def test_append_metrics_writes_one_json_object_a_line(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    append_metrics(folder, 1, {"reward/mean": 0.1, "loss/total": math.nan})
+    append_metrics(folder, 2, {"reward/mean": -math.inf, "loss/total": 1e-300})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert lines == [
         '{"step": 1, "reward/mean": 0.1, "loss/total": null}',
         '{"step": 2, "reward/mean": null, "loss/total": 1e-300}',
     ]
-    assert read_metrics(RunFolder(tmp_path)) == [json.loads(line) for line in lines]
+    assert read_metrics(folder) == [json.loads(line) for line in lines]
 
 
-def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> None:
-    record_rollout(make_recorder(tmp_path), make_experience(), 10)
+def test_write_rollout_stores_every_column_of_every_image(tmp_path: Path) -> None:
+    store_rollout(tmp_path, make_experience(), 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10))
     types = {field.name: str(field.type) for field in table.schema}
     assert types["decode_seed"] == "int64"
@@ -137,7 +145,7 @@ def test_record_rollout_stores_every_column_of_every_image(tmp_path: Path) -> No
     assert images[:2] == ["images/step-000010/plain-0.png", "images/step-000010/plain-1.png"]
 
 
-def test_record_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> None:
+def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> None:
     experience = make_experience()
     # In half precision 1/3 is 1365/4096 and 1e-4 is 1678/2^24; larger numbers become the largest.
     places = torch.tensor([[[1 / 3, -0.5], [0.0, 1e6]], [[-1e-4, 0.5], [0.0, -1e6]]])
@@ -147,7 +155,7 @@ def test_record_rollout_stores_what_places_and_letters_earned(tmp_path: Path) ->
         advantages=replace(experience.advantages, place_credit=places[None].repeat(2, 1, 1, 1)),
         rewards=replace(experience.rewards, pieces={"lpips": (((letter, letter), ()), ())}),
     )
-    record_rollout(make_recorder(tmp_path), experience, 10)
+    store_rollout(tmp_path, experience, 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10), ("step", CREDIT, PIECES))
     assert table.column_names == ["step", "credit", "pieces/lpips"]
     assert str(table.schema.field("credit").type.value_type.value_type) == "halffloat"
@@ -159,9 +167,9 @@ def test_record_rollout_stores_what_places_and_letters_earned(tmp_path: Path) ->
     assert columns["pieces/lpips"] == [[stored, stored], [], None, None]
 
 
-def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
+def test_write_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
     experience = make_experience()
-    record_rollout(make_recorder(tmp_path), experience, 10)
+    store_rollout(tmp_path, experience, 10)
     paths = read_table(RunFolder(tmp_path).rollout_path(10))["image"].to_pylist()
     for path, pixels in zip(paths, experience.images.pixels.flatten(0, 1), strict=True):
         stored = np.asarray(Image.open(tmp_path / path))
@@ -169,8 +177,8 @@ def test_record_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
     assert len(set(paths)) == 4
 
 
-def test_record_rollout_stores_how_totals_were_weighted(tmp_path: Path) -> None:
-    record_rollout(make_recorder(tmp_path), make_experience(), 10)
+def test_write_rollout_stores_how_totals_were_weighted(tmp_path: Path) -> None:
+    store_rollout(tmp_path, make_experience(), 10)
     assert read_weighing(RunFolder(tmp_path).rollout_path(10)) == Weighing(
         weights={"lpips": 0.5, "aesthetic": 0.25},
         std_floors={"lpips": 0.125, "aesthetic": 0.0625},
@@ -178,7 +186,7 @@ def test_record_rollout_stores_how_totals_were_weighted(tmp_path: Path) -> None:
     )
 
 
-def test_record_rollout_leaves_no_table_when_the_disk_is_full(
+def test_write_rollout_leaves_no_table_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: int) -> None:
@@ -186,12 +194,12 @@ def test_record_rollout_leaves_no_table_when_the_disk_is_full(
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(StorageError, match="No space left on device"):
-        record_rollout(make_recorder(tmp_path), make_experience(), 10)
+        store_rollout(tmp_path, make_experience(), 10)
     assert all_files(tmp_path) == []
 
 
-def test_record_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> None:
-    make_recorder(tmp_path).record_evaluation(make_evaluation(5))
+def test_write_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> None:
+    store_evaluation(tmp_path, make_evaluation(5))
     table = read_evaluation(RunFolder(tmp_path), 5)
     columns = table.to_pydict()
     assert columns["texts"] == [["CAT", "OPEN 24"]] * 2 + [[]] * 2
@@ -207,29 +215,27 @@ def test_record_evaluation_stores_scores_texts_and_targets(tmp_path: Path) -> No
 
 
 def test_targets_of_training_and_of_evaluation_may_share_an_id(tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path)
     experience = make_experience()
-    record_rollout(recorder, experience, 1)
+    store_rollout(tmp_path, experience, 1)
     other = replace(experience.prompts.prompts[0], target=torch.zeros(3, 4, 4, dtype=torch.uint8))
     evaluation = make_evaluation(1)
-    recorder.record_evaluation(replace(evaluation, prompts=(other, evaluation.prompts[1])))
+    store_evaluation(tmp_path, replace(evaluation, prompts=(other, evaluation.prompts[1])))
     trained = np.asarray(Image.open(tmp_path / "images/train-targets/plain.png"))
     assert trained[1, 2].tolist() == [6, 22, 38]
     assert np.asarray(Image.open(tmp_path / "images/targets/plain.png")).max() == 0
 
 
-def record_steps(recorder: Recorder, first: int, last: int) -> None:
+def store_steps(path: Path, first: int, last: int) -> None:
     for step in range(first, last + 1):
-        recorder.record_step(step, {"reward/mean": step / 7, "loss/total": math.nan})
-        record_rollout(recorder, make_experience(), step)
-        recorder.record_evaluation(make_evaluation(step))
-        recorder.record_step(step, {"eval/total": step / 3})
+        store_rollout(path, make_experience(), step)
+        append_metrics(RunFolder(path), step, {"reward/mean": step / 7, "loss/total": math.nan})
+        store_evaluation(path, make_evaluation(step))
+        append_metrics(RunFolder(path), step, {"eval/total": step / 3})
 
 
 def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_path: Path) -> None:
-    record_steps(make_recorder(tmp_path / "whole"), 1, 3)
-    killed = make_recorder(tmp_path / "resumed")
-    record_steps(killed, 1, 3)
+    store_steps(tmp_path / "whole", 1, 3)
+    store_steps(tmp_path / "resumed", 1, 3)
     # Killed while it wrote step 4.
     with (tmp_path / "resumed" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "reward/mean": 0.5}\n{"step": 4, "eval/to')
@@ -239,14 +245,13 @@ def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_pa
     (tmp_path / "resumed" / "gallery" / "data").mkdir(parents=True)
     (tmp_path / "resumed" / "gallery" / "data" / ".run.js.9.tmp").write_bytes(b"")
 
-    resumed = make_recorder(tmp_path / "resumed")
-    resumed.truncate_after(1)
+    truncate_after(RunFolder(tmp_path / "resumed"), 1)
     assert all_files(tmp_path / "resumed" / "rollouts") == ["step-000001.parquet"]
     assert all_files(tmp_path / "resumed" / "evaluations") == ["step-000001.parquet"]
     images = {path.name for path in (tmp_path / "resumed" / "images").iterdir()}
     assert images == {"step-000001", "eval-000001", "targets", "train-targets"}
 
-    record_steps(resumed, 2, 3)
+    store_steps(tmp_path / "resumed", 2, 3)
     assert all_files(tmp_path / "resumed") == all_files(tmp_path / "whole")
     for name in all_files(tmp_path / "whole"):
         assert (tmp_path / "resumed" / name).read_bytes() == (
@@ -255,7 +260,7 @@ def test_truncate_after_makes_a_resumed_run_equal_to_an_uninterrupted_one(tmp_pa
 
 
 def test_truncate_after_takes_a_folder_without_records(tmp_path: Path) -> None:
-    make_recorder(tmp_path).truncate_after(0)
+    truncate_after(RunFolder(tmp_path), 0)
     assert all_files(tmp_path) == []
 
 
@@ -268,5 +273,5 @@ def test_store_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: P
         stored = np.asarray(Image.open(place / f"{sample}.png"))
         assert stored.tolist() == pixels.permute(1, 2, 0).tolist()
     # A run that goes on keeps them.
-    make_recorder(tmp_path).truncate_after(2)
+    truncate_after(RunFolder(tmp_path), 2)
     assert all_files(place) == ["0.png", "1.png"]
