@@ -20,6 +20,7 @@ from glm_grpo.run.tables import (
     RAW,
     SOURCES,
     evaluation_steps,
+    raw_scores,
     read_evaluation,
     read_table,
     stored_steps,
@@ -197,10 +198,7 @@ def _raw_columns(names: Sequence[str]) -> list[str]:
 
 def _group(table: pyarrow.Table, names: Sequence[str], *, group_size: int) -> StoredGroups:
     steps = table["step"].to_numpy().astype(np.int64)
-    columns = _raw_columns(names)
-    is_scored = np.stack([table[name].is_valid().to_numpy() for name in columns], axis=1)
-    raw = np.stack([table[name].fill_null(0.0).to_numpy() for name in columns], axis=1)
-    is_scored = is_scored.reshape(-1, group_size, len(names))
+    raw, applies = raw_scores(table, names)
     firsts = table.select(["prompt_id", "prompt"]).take(list(range(0, len(steps), group_size)))
     return StoredGroups(
         steps=torch.from_numpy(steps[::group_size].copy()),
@@ -208,8 +206,8 @@ def _group(table: pyarrow.Table, names: Sequence[str], *, group_size: int) -> St
         prompts=tuple(firsts["prompt"].to_pylist()),
         images=tuple(table["image"].to_pylist()),
         names=tuple(names),
-        raw=torch.from_numpy(raw).reshape(-1, group_size, len(names)),
-        is_applicable=torch.from_numpy(is_scored[:, 0].copy()),
+        raw=raw.reshape(-1, group_size, len(names)),
+        is_applicable=applies[::group_size].clone(),
     )
 
 

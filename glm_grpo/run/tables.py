@@ -21,7 +21,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
+from jaxtyping import Bool, Float32
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, step_of, storage_errors
@@ -236,17 +238,24 @@ def read_untrained(folder: RunFolder) -> RewardTable:
         )
     weighing = read_weighing(path)
     names = tuple(weighing.weights)
-    table = read_table(path, [f"{RAW}{name}" for name in names])
-    columns = [table[f"{RAW}{name}"] for name in names]
-    raw = np.stack([column.fill_null(0.0).to_numpy() for column in columns], axis=1)
-    is_valid = np.stack([column.is_valid().to_numpy() for column in columns], axis=1)
+    raw, applies = raw_scores(read_table(path, [f"{RAW}{name}" for name in names]), names)
     return RewardTable(
         names=names,
-        raw=torch.from_numpy(raw).float()[:, None],
-        is_applicable=torch.from_numpy(is_valid),
+        raw=raw[:, None],
+        is_applicable=applies,
         weights=torch.tensor(list(weighing.weights.values()), dtype=torch.float32),
         std_floors=torch.tensor([weighing.std_floors[name] for name in names], dtype=torch.float32),
     )
+
+
+def raw_scores(
+    table: pyarrow.Table, names: Sequence[str]
+) -> tuple[Float32[Tensor, "N R"], Bool[Tensor, "N R"]]:
+    """Scores of terms, 0 where one does not apply to an image, and whether it applies."""
+    columns = [table[f"{RAW}{name}"] for name in names]
+    raw = np.stack([column.fill_null(0.0).to_numpy() for column in columns], axis=1)
+    is_valid = np.stack([column.is_valid().to_numpy() for column in columns], axis=1)
+    return torch.from_numpy(raw), torch.from_numpy(is_valid)
 
 
 def _weighing_of(schema: pyarrow.Schema, path: Path) -> Weighing:
