@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from jaxtyping import Float64
@@ -56,9 +55,6 @@ from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
 
 ShowRun = Callable[[RunFolder, int | None], None]
 """Shows what a run stored up to a step; None: the run resumes or ends."""
@@ -350,8 +346,8 @@ class Records:
                 written.result()
         self._unfinished.clear()
 
-    def _joined(self, part: Sequence[T]) -> list[T]:
-        """Values of all processes, in the main one."""
+    def _joined(self, part: Sequence[EvaluationPart]) -> list[EvaluationPart]:
+        """Parts of all processes, in the main one."""
         return [each for parts in self._processes.gather_on_main([*part]) for each in parts]
 
 

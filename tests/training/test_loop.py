@@ -28,6 +28,7 @@ from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import evaluation_steps, read_metrics, read_table
+from glm_grpo.run.trackers import Trackers
 from glm_grpo.terminal import explain
 from glm_grpo.training import records, saver
 from glm_grpo.training.loop import Trainer
@@ -462,6 +463,18 @@ def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
     run.trainer.run()
     first = [(0, True), (1, False), (2, False), (3, True)]
     assert recorded == {3: first, 4: [*first, (4, True)]}
+
+
+def test_trackers_are_called_from_the_main_thread(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # MLflow binds its run to the thread that began it.
+    threads = []
+    for name in ("log", "log_groups", "log_evaluation", "close"):
+        monkeypatch.setattr(Trackers, name, lambda *_: threads.append(threading.current_thread()))
+    make_run("train.steps=2", "train.eval_every=1").trainer.run()
+    # Three evaluations with their metrics, two steps with their groups, and the end.
+    assert threads == [threading.main_thread()] * 11
 
 
 @pytest.mark.parametrize("every", [1, 1000], ids=["at its checkpoint", "at the next step"])
