@@ -1,4 +1,4 @@
-"""Let a program go on when nobody reads its output any more."""
+"""Keep a program running after the reader of its output is gone."""
 
 from __future__ import annotations
 

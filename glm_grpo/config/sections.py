@@ -2,7 +2,7 @@
 
 The text of every field says what it does and in which unit; errors quote it when they refuse a
 value. Fields without a default must be set in the YAML file; optional features are off when their
-field is absent. `loss`, `advantage` and `reward` are declared by the code that reads them.
+field is absent. `loss` is in `glm_grpo.config.losses`, `reward` in `rewards.config`.
 """
 
 from __future__ import annotations

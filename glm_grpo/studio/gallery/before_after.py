@@ -308,13 +308,13 @@ def _caution(term: TermConfig) -> str:
 
 
 def _verdict(row: SummaryRow, config: Config | None) -> Cell:
-    """What a change means, as far as its interval and the wish of the reward say so."""
+    """Better or worse by the sign of the term's weight, unless the interval includes 0."""
     if math.isnan(row.low):
         return Cell(NO_VALUE)
     if row.low <= 0 <= row.high:
         return Cell("no clear change")
     weights = {} if config is None else config.reward.weights()
-    # The total, and what is counted beside the terms, is meant to rise.
+    # The total should rise, and so should counts such as `ocr_exact`.
     weight = 0.0 if config is None else weights.get(row.name, 1.0)
     if weight == 0:
         return Cell("rose" if row.low > 0 else "fell")

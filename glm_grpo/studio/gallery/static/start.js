@@ -48,12 +48,12 @@
     return useLoaded(() => Promise.all(ends.map(gallery.loadEvaluation)), [ends.map(({ key }) => key).join()]);
   }
 
-  /* The difference of the figures as they are shown, as show_change of gallery/report.py. */
+  /* The difference of the rounded figures, so that it agrees with them. */
   const shownChange = ({ before, after }) => signed(after.toFixed(3) - before.toFixed(3));
 
   const extent = ({ low, high }) => `${signed(low)} to ${signed(high)}`;
 
-  /* What the interval of a change says, as far as the wish of the reward goes. */
+  /* Better or worse by the sign of the term's weight, unless the interval includes 0. */
   function judge({ name, low, high }) {
     if (low === null) return [TOO_FEW, ""];
     if (low <= 0 && high >= 0) return ["no clear change", ""];

@@ -1,4 +1,4 @@
-"""What a run that has ended offers to do next."""
+"""The table of held-out scores before and after training."""
 
 from __future__ import annotations
 
