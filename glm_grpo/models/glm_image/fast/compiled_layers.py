@@ -103,8 +103,8 @@ class CompiledLayers:
 
     def _use(self, kind: type[GlmImageTextDecoderLayer], *, is_recomputing_outside: bool) -> None:
         for layer in self._layers:
-            # Another class keeps parameters, hooks and names as they are. A wrapper would be plainer;
-            # this stays until a GPU has measured both.
+            # Another class keeps parameters, hooks and names as they are. A wrapper would be
+            # plainer; this stays until a GPU has measured both.
             layer.__class__, layer.gradient_checkpointing = kind, is_recomputing_outside
 
 
