@@ -23,7 +23,7 @@ from tests.programs import ROOT, Programs
         (["--cofnig-dir", "my-run"], "unrecognized arguments: --cofnig-dir"),
         (["-m", "train.seed=0,1", "rollout.group_size=1"], "nothing to be compared with"),
         (["-m", "orc=0.1,0.5"], "did you mean ocr?"),
-        (["--config-name", "tyni"], "Did you mean tiny?"),
+        (["--config-name", "tyni"], "tyni: did you mean tiny?"),
         (["--config-dir", "cofigs"], "There is no folder cofigs. `glm-grpo init cofigs` makes one"),
     ],
     ids=str,

@@ -1,7 +1,7 @@
 """Compose a config with Hydra: find its files, apply the command line, resolve and validate it.
 
 `ocr=0.5` on the command line is short for `reward.terms.ocr.weight=0.5`. What Hydra refuses is
-reported in Hydra's words, with a line about the key that was probably meant.
+reported in Hydra's words, with the key that was probably meant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
@@ -53,8 +53,6 @@ OWN_CONFIG = "config"
 _TERMS = "reward.terms."
 _KEYS = known_keys(Config)
 _TERM_NAME = re.compile("[a-z][a-z0-9_]*")
-_SEVERAL = re.compile(r"(?<=\s)[+~]*[\w./@]+=\S*")
-"""Keys with values behind the first one of a word."""
 _TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
 
 _dated: set[str] = set()
@@ -205,7 +203,7 @@ def choose_config(
             the config that the run was composed from.
 
     Raises:
-        ConfigError: The folder has no config of this name, and the package neither.
+        ConfigError: There is no such folder, or a base of the config overrides all of its file.
     """
     if config_dir is None and name is None and not any(map(_composes, overrides)):
         config_dir = _resumed_run(overrides)
@@ -213,30 +211,12 @@ def choose_config(
     if name is None:
         has_own = config_dir is not None and (folder / f"{OWN_CONFIG}.yaml").is_file()
         name = OWN_CONFIG if has_own else "tiny"
-    places = (folder, PACKAGED_CONFIGS)
     if not folder.is_dir():
-        near = difflib.get_close_matches(folder.name, _folders_beside(folder), n=1)
-        meant = f" Did you mean {near[0]}?" if near else ""
         made = shlex.quote(str(config_dir))
-        raise ConfigError(
-            f"There is no folder {config_dir}.{meant} `glm-grpo init {made}` makes one"
-        )
-    if not any((place / f"{name}.yaml").is_file() for place in places):
-        names = {path.stem for place in places for path in place.glob("*.yaml")}
-        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        meant = f" Did you mean {nearest[0]}?" if nearest else ""
-        raise ConfigError(
-            f"There is no config {name!r}.{meant} There are {', '.join(sorted(names))}"
-        )
+        raise ConfigError(f"There is no folder {config_dir}. `glm-grpo init {made}` makes one")
     if folder != PACKAGED_CONFIGS:
         _refuse_overridden(folder / f"{name}.yaml")
     return folder, name
-
-
-def _folders_beside(folder: Path) -> list[str]:
-    with suppress(OSError):
-        return [path.name for path in folder.parent.iterdir() if path.is_dir()]
-    return []
 
 
 def _refuse_overridden(path: Path) -> None:
@@ -354,10 +334,6 @@ def shell_override(key: str, value: str) -> str:
     with suppress(ConfigError):
         if parse_override(override)[1] == value:
             return shlex.quote(override)
-    return _quoted(key, value)
-
-
-def _quoted(key: str, value: str) -> str:
     return shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
 
 
@@ -374,64 +350,29 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        said = [f"The config cannot be composed: {error}"]
+        keys = [override.lstrip("+~").partition("=")[0].strip() for override in overrides]
+        if all(map(_is_known, keys)):
+            # The key is inside a section that was given as a whole.
+            keys = [str(getattr(error.__cause__, "full_key", ""))]
+        meant = {key: _nearest_keys(key) for key in keys if not _is_known(key)}
         if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
             names = [path.stem for path in PACKAGED_CONFIGS.glob("*.yaml")]
-            near = difflib.get_close_matches(str(error.missing_cfg_file), names, n=1)
-            said += [f"{error.missing_cfg_file}: did you mean {each}?" for each in near]
-        if isinstance(error, OverrideParseException):
-            said.append(_how_to_write(error.override))
-        said += [
-            _describe_left_out(getattr(error.__cause__, "full_key", key))
-            for key in (override.partition("=")[0] for override in overrides)
-            if key in _KEYS and f"Could not override '{key}'" in str(error)
-        ]
-        raise ConfigError("\n".join([*said, *_suggest_keys(overrides)])) from error
+            name = str(error.missing_cfg_file)
+            meant[name] = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        said = [f"{key}: did you mean {' or '.join(near)}?" for key, near in meant.items() if near]
+        raise ConfigError("\n".join([f"The config cannot be composed: {error}", *said])) from error
 
 
-def _describe_left_out(key: str) -> str:
-    """Explain why a key, possibly in a section that was given as a whole, cannot be set."""
-    if re.fullmatch(rf"{_TERMS}\w+", key):
-        return f"{key} is a term that this config does not have; terms are added with +, as above"
-    if key in _KEYS:
-        return (
-            f"{key} is a key that this config leaves out. Keys of another family of models have no "
-            "effect; keys of this one are added with +"
-        )
-    return f"{key} is unknown; did you mean {' or '.join(_nearest_keys(key)) or 'another key'}?"
-
-
-def _how_to_write(override: str) -> str:
-    key, equals, value = override.partition("=")
-    if words := _SEVERAL.findall(override):
-        apart = " ".join([override[: override.index(words[0])].rstrip(), *words])
-        said = f"{override!r} has several keys in one word; write them apart: {apart}"
-        return f"{said}. If it is one text, quote it for Hydra and the shell: {_quoted(key, value)}"
-    if not equals or key != key.strip():
-        return f"{override!r} is not of the form key=value, such as ocr=0.5"
-    return f"To pass this value as text, quote it for Hydra and the shell: {_quoted(key, value)}"
-
-
-def _suggest_keys(overrides: Iterable[str]) -> Iterator[str]:
-    for override in overrides:
-        key = override.lstrip("+~").partition("=")[0].strip()
-        # Below `hydra`, and with / or @, keys are Hydra's.
-        if key in (*_KEYS, *KINDS) or re.search("[/@]|^hydra", key) or _is_group(key):
-            continue
-        if meant := _nearest_keys(key):
-            yield f"{key}: did you mean {' or '.join(meant)}?"
-        elif _TERM_NAME.fullmatch(key):
-            yield f"{key} was taken for the name of a reward term"
+def _is_known(key: str) -> bool:
+    # Below `hydra`, and with / or @, keys are Hydra's.
+    return key in (*_KEYS, *KINDS) or bool(re.search("[/@]|^hydra", key)) or _is_group(key)
 
 
 def _nearest_keys(key: str) -> list[str]:
-    if not key.startswith(_TERMS):
-        return nearest_keys(key, _KEYS) or difflib.get_close_matches(key, KINDS, n=1)
-    name, *option = key.removeprefix(_TERMS).split(".")
-    if name in KINDS:
-        return nearest_keys(key, _KEYS) if option else []
-    kinds = difflib.get_close_matches(name, KINDS, n=1)
-    return [".".join([f"{_TERMS}{kind}", *option]) for kind in kinds]
+    if key.startswith(_TERMS):
+        return difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.9)
+    kinds = [] if "." in key else difflib.get_close_matches(key, KINDS, n=1)
+    return kinds or nearest_keys(key, _KEYS)
 
 
 def is_sweep() -> bool:

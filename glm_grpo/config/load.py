@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -58,12 +57,7 @@ def check_yaml(content: bytes, place: str) -> None:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        encoding = "UTF-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "ISO-8859-1"
-        converted = f"iconv -f {encoding} -t UTF-8"
-        raise ConfigError(
-            f"{place} is not UTF-8 ({error}); save it as UTF-8 in your editor, or convert it: "
-            f"{converted} OLD.yaml > NEW.yaml"
-        ) from error
+        raise ConfigError(f"{place} is not UTF-8 ({error}); save it as UTF-8") from error
     root = None
     with suppress(YAMLError):
         root = yaml.compose(text, Loader=yaml.CSafeLoader)

@@ -77,22 +77,16 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
         ("orc=0.9", r"orc: did you mean ocr\?"),
         ("reward.terms.orc.weight=0.9", r"did you mean reward\.terms\.ocr\.weight\?"),
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
-        ("zebra=1", "zebra was taken for the name of a reward term"),
+        ("lpip=1", r"lpip: did you mean lpips\?"),
         ("psnr=0.2", r"use \+reward\.terms\.psnr\.weight=0\.2$"),
         ("reward.terms.psnr={weight: 0.1}", r"use \+reward\.terms\.psnr=\{weight: 0\.1\}$"),
-        (
-            "reward.terms={mine: {kind: custom}}",
-            r"use \+reward\.terms=.*\n.*terms\.mine is a term that",
-        ),
         ("reward.terms={ocr: {wieght: 1}}", r"did you mean reward\.terms\.ocr\.weight\?"),
-        ("train={stepps: 1}", r"train\.stepps is unknown; did you mean train\.steps\?"),
+        ("train={stepps: 1}", r"train\.stepps: did you mean train\.steps\?"),
         ("reward=blanced", "balanced"),
         ("reward=0.5", "reward is a group of files"),
         ("train.steps=1,2", "Ambiguous value"),
         ("train.steps=${nowhere}", "nowhere"),
-        ("my-run", "'my-run' is not of the form key=value"),
-        ("data.path=a~b.txt", "quote it for Hydra and the shell: 'data.path=\"a~b.txt\"'"),
-        ("ocr=0.5 train.steps=3", r"write them apart: reward\.terms\.ocr\.weight=0\.5 train\.ste"),
+        ("my-run", "missing EQUAL"),
         ("data=prompts", r"data\.path \(not given\)[\s\S]*data\.eval_path \(not given\)"),
     ],
 )
@@ -110,20 +104,14 @@ def test_a_tilde_of_an_override_is_the_home_folder(
     assert parse_override("data.path=~/a.txt") == ("data.path", f"{tmp_path}/a.txt")
 
 
-def test_a_key_of_the_other_family_is_named_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"decode\.steps is a key that this config leaves out"):
-        compose_config(None, "janus_pro_1b_16gb", [*PROMPTS, "decode.steps=20"])
-
-
-def test_an_unknown_config_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'tyni'. Did you mean tiny\? There are .*, tiny_edit"):
+def test_an_unknown_config_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"tyni: did you mean tiny\?"):
         compose_config(None, "tyni")
 
 
-def test_a_missing_folder_is_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
-    (tmp_path / "my-run").mkdir()
-    with pytest.raises(ConfigError, match=r"There is no folder .*my-rum\. Did you mean my-run\?"):
-        compose_config(tmp_path / "my-rum", None)
+def test_a_missing_folder_is_refused_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"There is no folder .*`glm-grpo init .*/my-run`"):
+        compose_config(tmp_path / "my-run", None)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +142,11 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message:
         compose_config(tmp_path, "torn")
 
 
-@pytest.mark.parametrize(("encoding", "name"), [("latin-1", "ISO-8859-1"), ("utf-16", "UTF-16")])
-def test_a_config_of_another_encoding_is_refused(tmp_path: Path, encoding: str, name: str) -> None:
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_config_of_another_encoding_is_refused(tmp_path: Path, encoding: str) -> None:
     text = "defaults: [tiny, _self_]\nrun: {name: größer}\n"
     (tmp_path / "config.yaml").write_bytes(text.encode(encoding))
-    with pytest.raises(ConfigError, match=rf"config\.yaml is not UTF-8 .*iconv -f {name} -t UTF-8"):
+    with pytest.raises(ConfigError, match=r"config\.yaml is not UTF-8"):
         compose_config(tmp_path, None)
     # As Windows writes it.
     (tmp_path / "config.yaml").write_bytes(text.encode("utf-8-sig"))

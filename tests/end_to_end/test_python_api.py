@@ -128,7 +128,7 @@ def test_evaluate_draws_as_a_run_with_these_settings_does(folder, capsys):
     [
         ("train.steps=3", "train.steps = 3.*not a key that eval can change.*remedy: leave it out"),
         ("rollout.minp=0.1", "rollout.minp = 0.1.*use one of .*rollout.min_p"),
-        ("decode.steps", "not of the form key=value"),
+        ("decode.steps", "missing EQUAL"),
     ],
 )
 def test_evaluate_refuses_what_is_no_matter_of_drawing(folder, override, message):

@@ -17,7 +17,7 @@ def config(configs_dir: Path) -> Config:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("reward.terms.ocr.weight", "'reward.terms.ocr.weight' is not of the form key=value"),
+        ("reward.terms.ocr.weight", "'reward.terms.ocr.weight'\nmissing EQUAL"),
         ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2' is not a single value; write one"),
         (
             "reward.terms.clip_score.weight=0.5",
