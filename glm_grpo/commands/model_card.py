@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
@@ -33,7 +29,7 @@ from rewards.base import TermConfig
 from rewards.terms.custom import CustomConfig
 from rewards.terms.ocr import OCR_EXACT
 
-_SHEET, _CURVE = "before_after.png", "curve.png"
+_SHEET = "before_after.png"
 _SHEET_COLUMNS = 4
 _SHEET_SIDE = 256
 """Pixels of a picture on the sheet, at most."""
@@ -85,14 +81,11 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         sheet = draw_contact_sheet(folder, columns=_SHEET_COLUMNS, last_step=step, side=_SHEET_SIDE)
         if prompts:
             pictures[_SHEET] = sheet
-    if curve := _draw_curve(config, rows):
-        pictures[_CURVE] = curve
     results = [
         _describe_run(config, origin, step=step),
         "## Held-out prompts, before and after\n",
         *(_describe_sheet(prompts) if _SHEET in pictures else []),
         *_describe_figures(folder, config, origin, rows, step=step),
-        *([f"![Scores during training]({_CURVE})\n"] if _CURVE in pictures else []),
     ]
     training = [
         _describe_settings(config, origin, rows, step=step),
@@ -326,36 +319,6 @@ def _describe_versions(origin: Origin) -> str:
         f"{name} {origin.versions[name]}" for name in _PACKAGES if name in origin.versions
     )
     return f"## Versions\n\n{shown}\n"
-
-
-def _draw_curve(config: Config, rows: Sequence[MetricsRow]) -> bytes:
-    """Draw the held-out total, and the reward if it is in the same units; empty: too few points."""
-    names = {"eval/total": "held-out prompts"}
-    if config.reward.combine == "weighted_sum":
-        names = {"reward/mean": "samples of each step", **names}
-    figure = Figure(figsize=(7, 3), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    for name, label in names.items():
-        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        if name == "eval/total" and len(points) < 2:
-            return b""
-        if not points:
-            continue
-        is_evaluation = name == "eval/total"
-        axes.plot(
-            *zip(*points, strict=True),
-            label=label,
-            color="tab:blue" if is_evaluation else "lightgrey",
-            marker="o" if is_evaluation else None,
-        )
-    is_sum = config.reward.combine == "weighted_sum"
-    axes.set(xlabel="step", ylabel="mean total" if is_sum else "mean total, standard deviations")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 def _measured(term: TermConfig) -> str:

@@ -158,9 +158,8 @@ def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, 
     # As those that the run wrote, for this user's group and others too.
     modes = {path.stat().st_mode for path in folder.rglob("*.safetensors")}
     assert modes == {RunFolder(run[0]).config_path.stat().st_mode}
-    for picture in ("before_after.png", "curve.png"):
-        assert f"]({picture})" in card
-        assert Image.open(folder / picture).width > 300
+    assert "](before_after.png)" in card
+    assert Image.open(folder / "before_after.png").width > 300
 
 
 def test_the_page_of_an_export_does_without_images_that_were_removed(run, tmp_path):
@@ -170,7 +169,7 @@ def test_the_page_of_an_export_does_without_images_that_were_removed(run, tmp_pa
 
     described = describe_training(RunFolder(copied), config, step=1)
 
-    assert list(described.pictures) == ["curve.png"]
+    assert described.pictures == {}
     assert "before_after" not in described.results
     assert "Mean scores on 2 held-out prompts" in described.results
 
