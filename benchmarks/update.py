@@ -43,7 +43,7 @@ from glm_grpo.models.glm_image.token_grid import generated_positions, token_layo
 from glm_grpo.plan.floors import update_flops
 from glm_grpo.plan.memory import BatchShape
 from glm_grpo.tiny.models import PolicySizes, build_policy_model, build_processor
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 
 SIZES = PolicySizes(
@@ -297,7 +297,7 @@ def _plain_update(
         log_probs,
         experience.rollout.log_probs.flatten(0, 1),
         reference,
-        experience.advantages.values.flatten(),
+        experience.advantages.flatten(0, 1),
     )
     loss = grpo_loss(inputs, LOSS)
     loss.total.backward()
@@ -356,7 +356,7 @@ def _make_experience(side: int, batch: int) -> Experience:
         ),
         totals=totals,
         penalties=torch.zeros_like(totals),
-        advantages=Advantages(totals - totals.mean(), torch.zeros(1, dtype=torch.bool)),
+        advantages=(totals - totals.mean())[..., None],
     )
 
 

@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
 
+from rewards.reweigh import is_flat
 from rewards.types import Prompt, RewardTable
 
 Count = Callable[[int, int], object]
@@ -101,33 +102,6 @@ class ImageBatch:
 
 
 @dataclass(frozen=True)
-class Advantages:
-    """Group-relative advantages.
-
-    Attributes:
-        values: Advantages with a zero sum in every group; exactly 0 in flat groups, and for images
-            that are left out of their group.
-        is_flat: True if all rewards of a prompt are equal, of the images that are not left out.
-        tokens: Advantages of single tokens, with zero mean in every group at every token; None with
-            credit by image, where all tokens have the advantage of their image.
-        place_credit: What each place of a picture, on the grid of its tokens, contributed to the
-            total by all terms that say so, less the mean of its group; reward units, exactly 0 in
-            flat groups. None with credit by image.
-    """
-
-    values: Float32[Tensor, "P G"]
-    is_flat: Bool[Tensor, " P"]
-    tokens: Float32[Tensor, "P G T"] | None = None
-    place_credit: Float32[Tensor, "P G h w"] | None = None
-
-    def is_learned_from(self) -> Bool[Tensor, "P G"]:
-        """Whether an advantage of the image, or of one of its tokens, is not 0."""
-        if self.tokens is None:
-            return self.values != 0
-        return (self.tokens != 0).any(dim=-1)
-
-
-@dataclass(frozen=True)
 class TargetTokens:
     """Token grids of target images, for supervised fine-tuning or the SFT term.
 
@@ -154,7 +128,9 @@ class Experience:
         totals: Weighted rewards; NaN for images that are left out of their group.
         penalties: KL to the reference, subtracted from each total before groups are compared; 0 if
             the KL is part of the loss or unused.
-        advantages: Advantages computed from totals minus penalties.
+        advantages: One per image, or with credit by place one per token (T columns): zero sum in
+            every group in every column; exactly 0 in flat groups, and for images that are left out
+            of their group.
         reference_log_probs: Log-probs of the sampled tokens under the reference policy; None until
             they are computed.
         is_sampled_by_reference: Whether the policy that sampled has the weights of the reference;
@@ -162,6 +138,9 @@ class Experience:
         is_stale: Whether an older policy sampled than the one that the updates begin with.
         trained: Indices of the groups to train on, in the order of the step's prompts that they
             represent; the others were flat and are only stored and counted. None: all groups.
+        place_credit: What each place of a picture, on the grid of its tokens, contributed to the
+            total by all terms that say so, less the mean of its group; reward units, exactly 0 in
+            flat groups. None with credit by image.
     """
 
     prompts: PromptBatch
@@ -170,11 +149,24 @@ class Experience:
     rewards: RewardTable
     totals: Float32[Tensor, "P G"]
     penalties: Float32[Tensor, "P G"]
-    advantages: Advantages
+    advantages: Float32[Tensor, "P G columns"]
     reference_log_probs: Float32[Tensor, "P G T"] | None = None
     is_sampled_by_reference: bool = False
     is_stale: bool = False
     trained: Int64[Tensor, " L"] | None = None
+    place_credit: Float32[Tensor, "P G h w"] | None = None
+
+    def returns(self) -> Float32[Tensor, "P G"]:
+        """Totals minus penalties, from which advantages are computed."""
+        return self.totals - self.penalties
+
+    def is_flat(self) -> Bool[Tensor, " P"]:
+        """Whether the returns of a group are equal, of the images that are not left out."""
+        return is_flat(self.returns())
+
+    def is_learned_from(self) -> Bool[Tensor, "P G"]:
+        """Whether an advantage of the image, or of one of its tokens, is not 0."""
+        return (self.advantages != 0).any(dim=-1)
 
     def trained_groups(self) -> Int64[Tensor, " L"]:
         """`trained`, with None resolved to all groups."""

@@ -145,17 +145,14 @@ def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
     assert hint_at_boxes(replace(table, pieces={"ocr": ((),), "watched": boxes})) == []
 
 
-def test_check_hints_at_credit_by_place_that_may_have_no_effect(configs_dir: Path) -> None:
+def test_check_hints_at_credit_by_place_that_has_no_effect(configs_dir: Path) -> None:
     terms = "reward.terms"
     untied = "reward.allow_untied=true"
-    custom = ["loss=custom", "loss.function=mine:loss"]
     unplaced = [f"{terms}.lpips.weight=0", f"{terms}.ssim.weight=0", f"~{terms}.ocr", untied]
     for overrides, is_hinted in (
         (["advantage.credit=place", *unplaced], True),
         (["advantage.credit=place", *unplaced[1:]], False),
         (["advantage.credit=image", *unplaced], False),
-        (["advantage.credit=place", *custom], True),
-        (["advantage.credit=image", *custom], False),
     ):
         found = hint_at_credit(compose_config(configs_dir, "tiny", overrides))
         assert bool(found) == is_hinted

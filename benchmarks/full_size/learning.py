@@ -17,7 +17,7 @@ from glm_grpo.plan.floors import update_flops
 from glm_grpo.plan.memory import BatchShape
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.steps import update_settings
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import RewardTable
 
 
@@ -124,5 +124,5 @@ def _experience(policy: GlmImagePolicy, batch: PromptBatch) -> Experience:
         ),
         totals=totals,
         penalties=torch.zeros_like(totals),
-        advantages=Advantages(values, torch.zeros(prompts, dtype=torch.bool)),
+        advantages=values[..., None],
     )

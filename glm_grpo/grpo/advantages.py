@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from glm_grpo.types import Advantages, Normalization
-from rewards.reweigh import is_flat as is_flat_group
+from glm_grpo.types import Normalization
+from rewards.reweigh import is_flat
 from rewards.scored import centre
 
 
@@ -17,7 +17,7 @@ def group_advantages(
     normalization: Normalization,
     std_floor: float,
     clip: float | None,
-) -> Advantages:
+) -> Float32[Tensor, "P G"]:
     """Centre the rewards of each prompt's group and scale them.
 
     With c = r - mean_G(r):
@@ -57,19 +57,16 @@ def group_advantages(
             fewer than two images, or `std_floor` or `clip` is out of range.
     """
     _check_arguments(rewards, std_floor=std_floor, clip=clip)
-    is_flat = is_flat_group(rewards)
-    centred = centred_rewards(rewards, is_flat)
+    centred = centred_rewards(rewards)
     values = without_left_out(centred / divisor(centred, normalization, std_floor))
-    return Advantages(values=bounded(values, clip).float(), is_flat=is_flat)
+    return bounded(values, clip).float()
 
 
-def centred_rewards(
-    rewards: Float32[Tensor, "P G"], is_flat: Bool[Tensor, " P"]
-) -> Float64[Tensor, "P G"]:
+def centred_rewards(rewards: Float32[Tensor, "P G"]) -> Float64[Tensor, "P G"]:
     """Rewards less the mean of their group; exactly 0 in flat groups, NaN where left out."""
     # float64 keeps the sum of a group at zero to the last bit of the float32 result.
     centred = centre(rewards.double())
-    return centred.masked_fill(is_flat[:, None] & ~rewards.isnan(), 0.0)
+    return centred.masked_fill(is_flat(rewards)[:, None] & ~rewards.isnan(), 0.0)
 
 
 def without_left_out(values: Float64[Tensor, "P G *T"]) -> Float64[Tensor, "P G *T"]:

@@ -7,7 +7,7 @@ after it. K is the number of places, and their grid is that of the tokens that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -18,11 +18,11 @@ from glm_grpo.grpo.advantages import (
     bounded,
     centred_rewards,
     divisor,
-    group_advantages,
     without_left_out,
 )
-from glm_grpo.types import Advantages, Normalization
+from glm_grpo.types import Normalization
 from rewards.parts import Grid, overlaps
+from rewards.reweigh import is_flat
 from rewards.scored import centre
 
 
@@ -83,8 +83,8 @@ def token_advantages(
     std_floor: float,
     clip: float | None,
     is_standardised: bool = False,
-) -> Advantages:
-    """Advantages of images as in `group_advantages`, and of each of their tokens.
+) -> Float32[Tensor, "P G T"]:
+    """Advantages of each token of each image.
 
     With c_rk, what place k earned of term r, less its mean over the group:
 
@@ -122,12 +122,10 @@ def token_advantages(
             `normalize_then_sum`. A term that hardly differs in one group, whose places do, would
             otherwise lose its weight in the others.
     """
-    images = group_advantages(rewards, normalization=normalization, std_floor=std_floor, clip=clip)
-    centred = centred_rewards(rewards, images.is_flat)
+    centred = centred_rewards(rewards)
     divided_by = divisor(centred, normalization, std_floor)
     # Zeros change no ratio of mean squares over the same images.
-    centred, parts = without_left_out(centred), without_left_out(centre(placed.double()))
-    parts = parts.masked_fill(images.is_flat[:, None, None, None], 0.0)
+    centred, parts = without_left_out(centred), _centred_parts(rewards, placed)
     of_images = parts.sum(dim=-1)
     scale = partial(_scaled, like=of_images, by_group=is_standardised)
     own, to_go = (scale(parts @ weights.double().T) for weights in (places.own, places.to_go))
@@ -139,8 +137,28 @@ def token_advantages(
     by_group = normalization == "group_std"
     wanted, found = (_mean_square(each, by_group) for each in (centred / divided_by, tokens))
     tokens = tokens * _ratio(wanted, found)[..., None, None]
-    on_grid = parts.sum(dim=2).unflatten(-1, (places.grid.rows, places.grid.columns))
-    return replace(images, tokens=bounded(tokens, clip).float(), place_credit=on_grid.float())
+    return bounded(tokens, clip).float()
+
+
+def place_credit(
+    rewards: Float32[Tensor, "P G"], placed: Float32[Tensor, "P G R K"], grid: Grid
+) -> Float32[Tensor, "P G h w"]:
+    """What each place contributed by all terms, less the mean of its group; see `Experience`.
+
+    Args:
+        rewards: As in `token_advantages`; `placed` too.
+        grid: The K places.
+    """
+    found = _centred_parts(rewards, placed).sum(dim=2).float()
+    return found.reshape(*found.shape[:2], grid.rows, grid.columns)
+
+
+def _centred_parts(
+    rewards: Float32[Tensor, "P G"], placed: Float32[Tensor, "P G R K"]
+) -> Float64[Tensor, "P G R K"]:
+    """Parts less the mean of their group; 0 in flat groups and for images left out of theirs."""
+    parts = without_left_out(centre(placed.double()))
+    return parts.masked_fill(is_flat(rewards)[:, None, None, None], 0.0)
 
 
 def _scaled(

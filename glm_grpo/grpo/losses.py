@@ -35,9 +35,8 @@ class LossInputs:
         old_log_probs: Log-probs under the policy that the updates of the rollout begin with, by the
             same computation: the ratio's denominator. In the first update they equal `log_probs`.
         reference_log_probs: Log-probs under the reference policy; None if nothing weighs them.
-        advantages: One per sequence; a loss weighs tokens by `weighing_advantages`.
-        token_advantages: One per token, with credit by place; None: each token has the advantage of
-            its sequence.
+        advantages: Factor of each token in the policy loss: T columns with credit by place,
+            otherwise one, the advantage of the sequence.
         sampling_log_probs: Log-probs as recorded by the sampler, which rounds differently and may
             have had older weights; None: `old_log_probs`.
         importance_weights: Factor of each token in the policy loss, which corrects for the sampler;
@@ -51,17 +50,11 @@ class LossInputs:
     log_probs: Float32[Tensor, "N T"]
     old_log_probs: Float32[Tensor, "N T"]
     reference_log_probs: Float32[Tensor, "N T"] | None
-    advantages: Float32[Tensor, " N"]
-    token_advantages: Float32[Tensor, "N T"] | None = None
+    advantages: Float32[Tensor, "N columns"]
     sampling_log_probs: Float32[Tensor, "N T"] | None = None
     importance_weights: Float32[Tensor, "N T"] | None = None
     entropy: Float32[Tensor, "N T"] | None = None
     num_preview: int = 0
-
-    @property
-    def weighing_advantages(self) -> Float32[Tensor, "N columns"]:
-        """Advantages by which to weigh tokens: T columns with credit by place, otherwise one."""
-        return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ def mean_surrogate(inputs: LossInputs, options: SurrogateLoss) -> LossOutput:
         options,
         inputs.log_probs,
         inputs.old_log_probs,
-        inputs.weighing_advantages,
+        inputs.advantages,
         token_weights,
     )
     loss, ratio = surrogate.loss, surrogate.ratio.double()

@@ -53,7 +53,7 @@ def split_experience(
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each minibatch; rows index the flattened P * G axis."""
     trained = experience.trained_groups()
-    group_size = experience.advantages.values.shape[1]
+    group_size = experience.totals.shape[1]
     rows = trained[:, None] * group_size + torch.arange(group_size)
     return [
         _split_sequences(rows[own].flatten(), experience, split, strategy)
@@ -98,7 +98,7 @@ def _split_sequences(
     """Micro-batches of some sequences of this process."""
     size, replayed = split.micro_batch_size, rows
     if split.is_skipping_flat:
-        replayed = rows[experience.advantages.is_learned_from().flatten()[rows]]
+        replayed = rows[experience.is_learned_from().flatten()[rows]]
     counts, replayed_counts = (strategy.gather(len(each)) for each in (rows, replayed))
     if not any(replayed_counts):
         # Everything is flat: one pass for the metrics, with a gradient of zero.

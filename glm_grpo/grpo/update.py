@@ -358,7 +358,7 @@ def _is_noise_alone(
     Log-probs computed with and without gradient, or in other blocks of rows, differ in their last
     bits. A KL to the policy itself therefore has a gradient that is not exactly 0.
     """
-    is_learned_from = experience.advantages.is_learned_from().flatten()
+    is_learned_from = experience.is_learned_from().flatten()
     is_varied = any(
         bool(is_learned_from[each.rows].any()) for each in micro_batches if each.fraction > 0
     )
@@ -490,7 +490,7 @@ def _loss_inputs(
     def of_rows(values: Tensor) -> Tensor:
         return values.flatten(0, 1)[rows].to(replay.log_probs.device)
 
-    reference, tokens = experience.reference_log_probs, experience.advantages.tokens
+    reference = experience.reference_log_probs
     old, sampling = of_rows(old_log_probs[:, None]), of_rows(experience.rollout.log_probs)
     mismatch = measure_mismatch(
         old,
@@ -504,8 +504,7 @@ def _loss_inputs(
         old_log_probs=old,
         # With the KL in the reward they are available, and are measured.
         reference_log_probs=None if reference is None else of_rows(reference),
-        advantages=of_rows(experience.advantages.values),
-        token_advantages=None if tokens is None else of_rows(tokens),
+        advantages=of_rows(experience.advantages),
         sampling_log_probs=sampling,
         importance_weights=mismatch.weights,
         entropy=replay.entropy,

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from glm_grpo.config import TINY, Config
-from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.files import shorten
 from glm_grpo.data.prompts import PromptSource, shared_rows
 from glm_grpo.models.base import TextRule
@@ -27,21 +26,16 @@ _FAR = 4
 
 
 def hint_at_credit(config: Config) -> list[str]:
-    """Hints on credit by place that has, or may have, no effect."""
-    if config.advantage.credit == "image":
+    """Hints on credit by place that has no effect."""
+    is_placed = any(
+        term.parts != "never" and term.weight != 0 for term in config.reward.terms.values()
+    )
+    if config.advantage.credit == "image" or is_placed:
         return []
-    lines = []
-    if all(term.parts == "never" or term.weight == 0 for term in config.reward.terms.values()):
-        lines.append(
-            "advantage.credit = place: no term with a weight says which places earned its score, "
-            "so every token gets its image's advantage, as with advantage.credit=image"
-        )
-    if isinstance(config.loss, CustomLoss):
-        lines.append(
-            f"advantage.credit = place: {config.loss.function} must weigh tokens by "
-            "inputs.weighing_advantages; inputs.advantages are those of whole images"
-        )
-    return lines
+    return [
+        "advantage.credit = place: no term with a weight says which places earned its score, so "
+        "every token gets its image's advantage, as with advantage.credit=image"
+    ]
 
 
 def hint_at_prompts(config: Config, prompts: Prompts, text_rule: TextRule | None) -> list[str]:

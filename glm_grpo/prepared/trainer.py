@@ -51,7 +51,7 @@ def build_trainer(
         folder,
         processes,
         lambda: _open_files(config, folder, state),
-        combine=config.reward.combine,
+        config=config,
         show=show,
         work=work_of_run(
             config, prepared.planner, prepared.prompts.training, prepared.device, processes.count

@@ -58,8 +58,8 @@ def rollout_columns(experience: Experience, paths: PicturePaths, step: int) -> C
     columns |= _place_columns(experience)
     columns["total"] = _float_column(experience.totals)
     columns["penalty"] = _float_column(experience.penalties)
-    columns["advantage"] = _float_column(experience.advantages.values)
-    is_flat = experience.advantages.is_flat.tolist()
+    columns["advantage"] = _float_column(experience.advantages)
+    is_flat = experience.is_flat().tolist()
     columns["is_flat"] = pyarrow.array(_repeat(is_flat, size), pyarrow.bool_())
     if experience.trained is not None:
         discarded = experience.is_discarded().tolist()
@@ -127,7 +127,7 @@ def _score_columns(rewards: RewardTable) -> Columns:
 def _place_columns(experience: Experience) -> Columns:
     """What places and letters earned; nothing with credit by image."""
     columns = {}
-    places = experience.advantages.place_credit
+    places = experience.place_credit
     if places is not None:
         # Infinity would be no credit.
         halves = places.flatten(0, 1).clamp(-_LARGEST_HALF, _LARGEST_HALF).half().numpy()

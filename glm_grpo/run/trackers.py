@@ -110,7 +110,7 @@ def tabulate_step(experience: Experience, pictures: Sequence[bytes]) -> PictureT
         {f"group {place}": prompt for place, prompt in enumerate(prompts, start=1)},
         shown,
         experience.rewards,
-        {"total": experience.totals, "advantage": experience.advantages.values},
+        {"total": experience.totals, "advantage": experience.advantages.squeeze(-1)},
     )
 
 
@@ -256,7 +256,7 @@ class Trackers:
         """
         values = {
             "rollout/reward": experience.totals[~experience.totals.isnan()].cpu().numpy(),
-            "rollout/advantage": experience.advantages.values.flatten().cpu().numpy(),
+            "rollout/advantage": experience.advantages.flatten().cpu().numpy(),
         }
         if self._names:
             self._show(tabulate_step(experience, pictures), values, step)

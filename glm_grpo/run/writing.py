@@ -63,7 +63,7 @@ def write_rollout(
     """Write the table and pictures of what was sampled, scored and trained on in `step`.
 
     Args:
-        experience: Its pixels are not read.
+        experience: With one advantage per image; its pixels are not read.
         pictures: Its images as PNG files, see `encode`.
         combine: How terms are combined into totals; stored with the weights, so that the totals can
             be recomputed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -14,16 +14,16 @@ from glm_grpo.config import Config
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.grpo.credit import TokenPlaces, token_advantages
+from glm_grpo.grpo.credit import TokenPlaces, place_credit, token_advantages
 from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.models.base import Policy
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
-from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
+from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.refusals import check_refusals, find_refusals, join_refusals
-from rewards.reweigh import Mode, combine, is_flat, placed_contributions
+from rewards.reweigh import combine, placed_contributions
 
 
 def collect(
@@ -103,7 +103,7 @@ def sample_and_score(
         rewards=table,
         totals=totals,
         penalties=penalties,
-        advantages=Advantages(torch.zeros_like(totals), is_flat(totals - penalties)),
+        advantages=torch.zeros_like(totals)[..., None],
         reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
         is_sampled_by_reference=is_sampled_by_reference,
     )
@@ -127,17 +127,47 @@ def with_advantages(
         experience: With parts of its scores, if credit is by place.
         config: Combination and advantages are used.
     """
-    rewards = experience.totals - experience.penalties
+    returns, mode, placed = experience.returns(), config.reward.combine, None
     places = _places(models, experience.prompts, config)
-    if places is None:
-        advantages = batch_advantages(rewards, config.advantage, processes)
-    else:
-        mode = config.reward.combine
+    if places is not None:
         placed = placed_contributions(experience.rewards, places.grid, mode=mode)
-        advantages = placed_advantages(
-            rewards, placed, places, config.advantage, processes, mode=mode
+        credit = place_credit(returns, placed, places.grid)
+        experience = replace(experience, place_credit=credit)
+    parts = processes.gather((returns, placed))
+    of_all = torch.cat([part for part, _ in parts])
+    if places is None:
+        advantages = image_advantages(of_all, config.advantage)[..., None]
+    else:
+        advantages = token_advantages(
+            of_all,
+            torch.cat([part for _, part in parts if part is not None]),
+            places,
+            later=config.advantage.later,
+            normalization=config.advantage.normalization,
+            std_floor=config.advantage.std_floor,
+            clip=config.advantage.clip,
+            is_standardised=mode == "normalize_then_sum",
         )
-    return replace(experience, advantages=advantages)
+    own = advantages.split([len(part) for part, _ in parts])[processes.rank]
+    return replace(experience, advantages=own)
+
+
+def image_advantages(
+    returns: Float32[Tensor, "P G"], settings: AdvantageSection
+) -> Float32[Tensor, "P G"]:
+    """Advantages of images as a whole, which run folders store.
+
+    With credit by image the policy learns from them; with credit by place, tokens have their own.
+
+    Args:
+        returns: Totals minus penalties of all groups of a step, from all processes.
+    """
+    return group_advantages(
+        returns,
+        normalization=settings.normalization,
+        std_floor=settings.std_floor,
+        clip=settings.clip,
+    )
 
 
 def _places(models: Models, batch: PromptBatch, config: Config) -> TokenPlaces | None:
@@ -162,7 +192,7 @@ def _refill(
     parts = [first]
     # The groups that represent the prompts of the step, by their place among all sampled groups.
     trained = torch.arange(len(first.totals))
-    flat = first.advantages.is_flat.nonzero().flatten()
+    flat = first.is_flat().nonzero().flatten()
     left = range(len(spares))
     for _ in range(config.rollout.refill_rounds):
         wanted = processes.gather(len(flat))
@@ -177,59 +207,9 @@ def _refill(
                 more = sample_and_score(models, spares.batch(own), config, clock)
                 num_sampled = sum(len(part.totals) for part in parts)
                 trained[replaced] = num_sampled + torch.arange(len(own))
-                flat = replaced[more.advantages.is_flat]
+                flat = replaced[more.is_flat()]
                 parts.append(more)
     return replace(join_experiences(parts), trained=trained)
-
-
-def batch_advantages(
-    rewards: Float32[Tensor, "P G"], settings: AdvantageSection, processes: Processes
-) -> Advantages:
-    """Advantages of this process's groups; batch standard deviations cover all processes."""
-    parts = processes.gather(rewards)
-    advantages = group_advantages(
-        torch.cat(parts),
-        normalization=settings.normalization,
-        std_floor=settings.std_floor,
-        clip=settings.clip,
-    )
-    return _own_rows(advantages, [len(part) for part in parts], processes.rank)
-
-
-def placed_advantages(
-    rewards: Float32[Tensor, "P G"],
-    placed: Float32[Tensor, "P G R K"],
-    places: TokenPlaces,
-    settings: AdvantageSection,
-    processes: Processes,
-    *,
-    mode: Mode,
-) -> Advantages:
-    """Like `batch_advantages`, with credit by place: scales cover all processes, too."""
-    parts = processes.gather((rewards, placed))
-    advantages = token_advantages(
-        torch.cat([part for part, _ in parts]),
-        torch.cat([part for _, part in parts]),
-        places,
-        later=settings.later,
-        normalization=settings.normalization,
-        std_floor=settings.std_floor,
-        clip=settings.clip,
-        is_standardised=mode == "normalize_then_sum",
-    )
-    return _own_rows(advantages, [len(part) for part, _ in parts], processes.rank)
-
-
-def _own_rows(advantages: Advantages, counts: Sequence[int], rank: int) -> Advantages:
-    """Groups of one process, from those of all in rank order."""
-    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    tokens, place_credit = advantages.tokens, advantages.place_credit
-    return Advantages(
-        advantages.values[own],
-        advantages.is_flat[own],
-        None if tokens is None else tokens[own],
-        None if place_credit is None else place_credit[own],
-    )
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from glm_grpo.types import Advantages, Experience, ImageBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, Rollout
 from rewards.types import RewardTable
 
 
@@ -33,14 +33,10 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
         rewards=join_tables([part.rewards for part in parts]),
         totals=torch.cat([part.totals for part in parts]),
         penalties=torch.cat([part.penalties for part in parts]),
-        advantages=Advantages(
-            torch.cat([part.advantages.values for part in parts]),
-            torch.cat([part.advantages.is_flat for part in parts]),
-            _cat_if_any([part.advantages.tokens for part in parts]),
-            _cat_if_any([part.advantages.place_credit for part in parts]),
-        ),
+        advantages=torch.cat([part.advantages for part in parts]),
         reference_log_probs=_cat_if_any([part.reference_log_probs for part in parts]),
         trained=None if first.trained is None else _join_trained(parts),
+        place_credit=_cat_if_any([part.place_credit for part in parts]),
     )
 
 

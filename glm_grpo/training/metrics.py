@@ -104,7 +104,7 @@ def sampled_utilisation(
         times: Seconds by phase.
     """
     sampled = experience.totals.numel()
-    is_learned_from = experience.advantages.is_learned_from()[experience.trained_groups()]
+    is_learned_from = experience.is_learned_from()[experience.trained_groups()]
     learned = is_learned_from.sum() if work.is_skipping_flat else is_learned_from.numel()
     flops = {
         "rollout": sampled * work.rollout,
@@ -168,11 +168,10 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
         for column in range(row):
             other = audit.terms[column].name
             metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
-    metrics["advantage/flat_fraction"] = experience.advantages.is_flat.float().mean().item()
-    tokens = experience.advantages.tokens
-    if tokens is not None:
+    metrics["advantage/flat_fraction"] = experience.is_flat().float().mean().item()
+    if experience.place_credit is not None:
         metrics["credit/placed"] = placed_share(table, mode=combine)
-        metrics["credit/token_rms"] = tokens.square().mean().sqrt().item()
+        metrics["credit/token_rms"] = experience.advantages.square().mean().sqrt().item()
     if experience.trained is not None:
         metrics["advantage/discarded_groups"] = float(experience.is_discarded().sum())
     return metrics

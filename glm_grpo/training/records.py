@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from glm_grpo.config import Config
 from glm_grpo.errors import (
     Aftermath,
     HackingError,
@@ -30,6 +31,7 @@ from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow, read_metrics, read_untrained
 from glm_grpo.run.trackers import Trackers
 from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
+from glm_grpo.training.collect import image_advantages
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import weigh_evaluation
 from glm_grpo.training.joining import join_experiences
@@ -51,7 +53,6 @@ from glm_grpo.training.phase import (
 from glm_grpo.types import Evaluation, EvaluationPart, Experience
 from rewards.canaries import Departure, measure_pictures
 from rewards.refusals import find_refusals
-from rewards.reweigh import Mode
 from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Records:
     Args:
         open_files: Called in the main process, before anything is written; returns the trackers,
             and the monitor for reward hacking.
-        combine: How terms are combined into totals.
+        config: How totals and advantages are computed.
         show: Called after a step or an evaluation is stored.
         work: Operations of the models on the run's devices; None: do not record utilisation.
     """
@@ -106,7 +107,7 @@ class Records:
         processes: Processes,
         open_files: Callable[[], tuple[Trackers, HackingMonitor]],
         *,
-        combine: Mode,
+        config: Config,
         show: ShowRun,
         work: StepWork | None = None,
     ) -> None:
@@ -114,7 +115,7 @@ class Records:
         self._show = show
         self._work = work
         self._processes = processes
-        self._combine = combine
+        self._combine, self._advantage = config.reward.combine, config.advantage
         self._untrained: RewardTable | None = None
         self._thread = ThreadPoolExecutor(1, "records")
         self._unfinished: list[Future[None]] = []
@@ -214,10 +215,13 @@ class Records:
             metrics |= {**reading.metrics, **more}
             metrics |= {"time/records": waited, "memory/process_bytes": held}
             self._trackers.log(step, metrics)
-            self._trackers.log_groups(experience, pictures, step)
+            # Files and trackers have one advantage per image.
+            advantages = image_advantages(experience.returns(), self._advantage)
+            stored = replace(experience, advantages=advantages[..., None])
+            self._trackers.log_groups(stored, pictures, step)
 
             def write() -> None:
-                write_rollout(self.folder, experience, pictures, step, combine=self._combine)
+                write_rollout(self.folder, stored, pictures, step, combine=self._combine)
                 append_metrics(self.folder, step, metrics)
 
             self._write_later(write)

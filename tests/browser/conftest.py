@@ -150,7 +150,9 @@ def _experience(step: int) -> Experience:
         rewards=table,
         totals=totals,
         penalties=torch.zeros(4, GROUP_SIZE),
-        advantages=group_advantages(totals, normalization="group_std", std_floor=0.02, clip=5.0),
+        advantages=group_advantages(totals, normalization="group_std", std_floor=0.02, clip=5.0)[
+            ..., None
+        ],
     )
 
 

@@ -31,7 +31,7 @@ from glm_grpo.collectors.source import (
 from glm_grpo.errors import CollectorError, MemoryLimitError
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable
 from tests.factories import NoDecoder, NoPolicy, tiny_config
@@ -86,7 +86,7 @@ def experience_of(order: Order, updates: float) -> Experience:
         ),
         totals=torch.zeros(1, 2),
         penalties=torch.zeros(1, 2),
-        advantages=Advantages(torch.zeros(1, 2), torch.ones(1, dtype=torch.bool)),
+        advantages=torch.zeros(1, 2, 1),
     )
 
 

@@ -46,7 +46,7 @@ def test_loss_and_gradient_are_those_of_the_trainer(example):
     )
 
     wanted = product_losses.grpo_loss(
-        product_losses.LossInputs(new, old, reference, advantages), settings
+        product_losses.LossInputs(new, old, reference, advantages[:, None]), settings
     )
     (wanted_gradient,) = torch.autograd.grad(wanted.total, new)
     loss, kl = example.grpo_loss(new, old, reference, advantages)

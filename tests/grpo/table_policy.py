@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.update import Trainee, UpdateReport, UpdateSettings, update_policy
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 from tests.factories import update_settings
 
@@ -88,7 +88,7 @@ def make_experience(sampled_by: Tensor, advantages: Tensor) -> Experience:
         ),
         totals=advantages,
         penalties=torch.zeros_like(advantages),
-        advantages=Advantages(values=advantages, is_flat=(advantages == 0).all(dim=1)),
+        advantages=advantages[..., None],
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.grpo.credit import TokenPlaces, token_advantages, token_places
+from glm_grpo.grpo.credit import TokenPlaces, place_credit, token_advantages, token_places
 from rewards.parts import Grid
 
 TWO_BY_TWO = Grid(2, 2)
@@ -23,9 +23,7 @@ def credit(
     """Token advantages; without rewards, everything has a place."""
     if rewards is None:
         rewards = placed.double().sum(dim=(2, 3)).float()
-    found = token_advantages(rewards, placed, places, **{"later": 0.2} | CENTRED | options)
-    assert found.tokens is not None
-    return found.tokens
+    return token_advantages(rewards, placed, places, **{"later": 0.2} | CENTRED | options)
 
 
 def random_parts(*shape: int) -> Tensor:
@@ -94,7 +92,7 @@ def test_one_place_is_credit_by_image_to_the_bit(normalization: str, later: floa
     options: dict[str, Any] = GRPO | {"normalization": normalization}
     places = token_places((Grid(3, 4), Grid(1, 1)), Grid(1, 1))
     found = credit(placed, places, rewards, later=later, **options)
-    images = group_advantages(rewards, **options).values
+    images = group_advantages(rewards, **options)
     assert found.equal(images[..., None].expand(5, 8, 13))
 
 
@@ -102,7 +100,7 @@ def test_without_parts_every_token_has_the_advantage_of_its_image() -> None:
     rewards = random_parts(3, 4)
     places = token_places((TWO_BY_TWO,), TWO_BY_TWO)
     found = credit(torch.zeros(3, 4, 2, 4), places, rewards, **GRPO)
-    assert found.equal(group_advantages(rewards, **GRPO).values[..., None].expand(3, 4, 4))
+    assert found.equal(group_advantages(rewards, **GRPO)[..., None].expand(3, 4, 4))
 
 
 def test_groups_sum_to_zero_at_every_token_within_the_bound() -> None:
@@ -117,7 +115,7 @@ def test_tokens_have_the_root_mean_square_of_images() -> None:
     placed = random_parts(4, 6, 2, 16)
     places = token_places((Grid(4, 4),), Grid(4, 4))
     rewards = placed.sum(dim=(2, 3))
-    images = group_advantages(rewards, **GRPO | {"clip": None}).values
+    images = group_advantages(rewards, **GRPO | {"clip": None})
     found = credit(placed, places, **GRPO | {"clip": None})
     assert mean_square(found) == pytest.approx(mean_square(images), rel=1e-5)
 
@@ -166,16 +164,10 @@ def test_places_are_what_each_contributed_less_the_mean_of_the_group() -> None:
     # Two terms at four places; the second group is flat.
     first = torch.tensor([[[4.0, 1.0, 3.0, 0.0], [1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 3.0, 2.0]] * 2])
     placed = torch.stack([first, first[:1].expand(2, 2, 4)])
-    rewards = placed.sum(dim=(2, 3))
-    found = token_advantages(
-        rewards, placed, token_places((TWO_BY_TWO,), TWO_BY_TWO), later=0.2, **GRPO
-    )
-    assert found.place_credit is not None
+    found = place_credit(placed.sum(dim=(2, 3)), placed, TWO_BY_TWO)
     # (5, 1, 3, 0) and (0, 2, 6, 4), less (2.5, 1.5, 4.5, 2).
     half = torch.tensor([[2.5, -0.5], [-1.5, -2.0]])
-    assert found.place_credit.equal(
-        torch.stack([half, -half, 0 * half, 0 * half]).reshape(2, 2, 2, 2)
-    )
+    assert found.equal(torch.stack([half, -half, 0 * half, 0 * half]).reshape(2, 2, 2, 2))
 
 
 def test_a_penalty_is_credit_of_the_whole_image() -> None:
@@ -196,7 +188,7 @@ def test_a_policy_with_independent_places_has_a_cleaner_gradient_by_place() -> N
     tokens = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 6).view(64, 2, 3)
     places = token_places((Grid(1, 3),), Grid(1, 3))
     by_place = credit(tokens[:, :, None], places, later=0.0)
-    by_image = group_advantages(tokens.sum(dim=2), **CENTRED).values[..., None]
+    by_image = group_advantages(tokens.sum(dim=2), **CENTRED)[..., None]
     # The gradient of log-probs with respect to logits is token - 1/2. With d the pair's difference
     # at a token and D that of the sums, it is as D d by image, with mean 1/2 and variance 3/4. By
     # place it is as d^2 where the pair is not flat (D is not 0), which is 1 with probability 3/8:
@@ -247,9 +239,7 @@ def test_tokens_of_an_image_left_out_have_no_credit_and_those_of_others_that_of_
     placed[:, 2] = torch.nan
     rewards = placed.sum(dim=(2, 3))
     found = token_advantages(rewards, placed, places, later=0.2, **options)
-    assert found.tokens is not None
-    assert found.place_credit is not None
-    assert found.tokens[:, 2].count_nonzero() == found.place_credit[:, 2].count_nonzero() == 0
-    assert not found.is_learned_from()[:, 2].any()
+    assert found[:, 2].count_nonzero() == 0
+    assert place_credit(rewards, placed, TWO_BY_TWO)[:, 2].count_nonzero() == 0
     expected = credit(smaller, places, **options)
-    torch.testing.assert_close(found.tokens[:, [0, 1, 3]], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[:, [0, 1, 3]], expected, rtol=1e-5, atol=1e-6)

@@ -31,7 +31,7 @@ import torch
 from glm_grpo.grpo.losses import LossOutput
 
 def reinforce(inputs):
-    tokens = -inputs.log_probs * inputs.advantages[:, None]
+    tokens = -inputs.log_probs * inputs.advantages
     metrics = {"mine/advantage": inputs.advantages.mean(), "mine/token": tokens}
     return LossOutput(tokens.mean(), metrics)
 
@@ -79,7 +79,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def inputs() -> LossInputs:
     log_probs = torch.tensor([[-1.0, -2.0], [-0.5, -0.25]], requires_grad=True)
     return LossInputs(
-        log_probs, log_probs.detach(), log_probs.detach() - 1, torch.tensor([2.0, -4.0])
+        log_probs, log_probs.detach(), log_probs.detach() - 1, torch.tensor([[2.0], [-4.0]])
     )
 
 

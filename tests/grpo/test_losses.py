@@ -116,7 +116,7 @@ def expected_loss_gradient(estimator: LossKlEstimator, sampling: Tensor) -> tupl
                 policy[side].reshape(1, 1),
                 sampling[side].log().reshape(1, 1),
                 reference[side].reshape(1, 1),
-                torch.zeros(1),
+                torch.zeros(1, 1),
             ),
             settings,
         ).total
@@ -189,7 +189,7 @@ def test_grpo_loss_adds_policy_and_both_kl_terms_by_their_weights() -> None:
         clip_low=0.2, clip_high=0.2, kl_coef=0.5, kl_estimator="k2", kl_behaviour_coef=2.0
     )
     # Policy 0.5, sampled at 0.4 (ratio 1.25), reference 0.25, advantage -1: loss 1.25, unclipped.
-    loss = grpo_loss(LossInputs(log(0.5), log(0.4), log(0.25), torch.tensor([-1.0])), settings)
+    loss = grpo_loss(LossInputs(log(0.5), log(0.4), log(0.25), torch.tensor([[-1.0]])), settings)
     k2 = math.log(2) ** 2 / 2
     behaviour = 1.25 - 1 - math.log(1.25)
     assert loss.terms["loss/policy"].item() == pytest.approx(1.25, rel=1e-5)
@@ -204,14 +204,14 @@ def test_grpo_loss_adds_policy_and_both_kl_terms_by_their_weights() -> None:
 
 def test_grpo_loss_on_policy_is_minus_the_mean_advantage() -> None:
     log_probs = torch.log(torch.tensor([[0.3, 0.1], [0.5, 0.9], [0.2, 0.2]]))
-    advantages = torch.tensor([-1.0, 0.25, 0.9])
+    advantages = torch.tensor([[-1.0], [0.25], [0.9]])
     loss = grpo_loss(LossInputs(log_probs, log_probs.clone(), None, advantages), SURROGATE_ONLY)
     assert loss.terms["loss/policy"].item() == pytest.approx(-0.05, abs=1e-7)
     assert loss.total.item() == loss.terms["loss/policy"].item()
 
 
 def test_grpo_loss_without_reference_measures_no_kl_to_it() -> None:
-    loss = grpo_loss(LossInputs(log(0.5), log(0.4), None, torch.tensor([1.0])), SURROGATE_ONLY)
+    loss = grpo_loss(LossInputs(log(0.5), log(0.4), None, torch.tensor([[1.0]])), SURROGATE_ONLY)
     assert math.isnan(loss.metrics["kl/reference"].item())
     assert loss.terms["loss/kl"].item() == 0.0
 
@@ -221,7 +221,7 @@ def test_grpo_loss_refuses_a_kl_weight_without_reference() -> None:
         clip_low=0.2, clip_high=0.2, kl_coef=0.1, kl_estimator="k3", kl_behaviour_coef=0.0
     )
     with pytest.raises(ValueError, match=r"kl_coef 0\.1 without reference_log_probs"):
-        grpo_loss(LossInputs(log(0.5), log(0.5), None, torch.tensor([1.0])), settings)
+        grpo_loss(LossInputs(log(0.5), log(0.5), None, torch.tensor([[1.0]])), settings)
 
 
 def test_grpo_loss_pulls_towards_reference_and_sampling_policy() -> None:
@@ -230,7 +230,7 @@ def test_grpo_loss_pulls_towards_reference_and_sampling_policy() -> None:
     )
     # Below both other policies: a step against the gradient must raise the log-prob.
     log_probs = log(0.2).requires_grad_()
-    loss = grpo_loss(LossInputs(log_probs, log(0.4), log(0.4), torch.tensor([0.0])), settings)
+    loss = grpo_loss(LossInputs(log_probs, log(0.4), log(0.4), torch.tensor([[0.0]])), settings)
     # k3 to the reference: 1 - exp(d) = 1 - 2; k3 of the sampling policy: ratio - 1 = 0.5 - 1.
     assert gradient_of(loss.total, log_probs).item() == pytest.approx(-1.5, rel=1e-5)
 
@@ -263,7 +263,7 @@ def test_a_kl_in_the_reward_weighs_as_much_as_in_the_loss_whatever_the_length(
     penalties = reference_penalty(log_probs.detach(), references, kl_coef=0.3)
     advantages = group_advantages(
         -penalties[pairs], normalization="mean_only", std_floor=0.0, clip=None
-    ).values
+    )
     surrogate = clipped_surrogate(
         log_probs[pairs].flatten(0, 1),
         log_probs[pairs].flatten(0, 1).detach(),

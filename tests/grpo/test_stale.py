@@ -93,7 +93,7 @@ def test_corrected_loss_is_that_worked_out_by_hand() -> None:
             log(0.22, 0.3),
             log(0.2, 0.2),
             None,
-            torch.tensor([2.0]),
+            torch.tensor([[2.0]]),
             sampling_log_probs=log(0.1, 0.4),
             importance_weights=torch.tensor([[2.0, 0.5]]),
         ),
@@ -116,7 +116,7 @@ def test_corrected_loss_for_a_negative_advantage_is_clipped_below() -> None:
             log(0.1, 0.22),
             log(0.2, 0.2),
             None,
-            torch.tensor([-1.0]),
+            torch.tensor([[-1.0]]),
             sampling_log_probs=log(0.1, 0.4),
             importance_weights=torch.tensor([[2.0, 0.5]]),
         ),
@@ -146,7 +146,7 @@ def test_correction_leaves_the_other_kl_terms_as_they_are() -> None:
         clip_low=0.2, clip_high=0.2, kl_coef=0.3, kl_estimator="k3", kl_behaviour_coef=0.7
     )
     now, sampled, reference = log(0.3, 0.3), log(0.2, 0.5), log(0.4, 0.1)
-    advantages = torch.tensor([1.0])
+    advantages = torch.ones(1, 1)
     plain = grpo_loss(LossInputs(now, sampled, reference, advantages), settings)
     corrected = grpo_loss(
         LossInputs(
@@ -173,7 +173,7 @@ def test_gradient_of_corrected_loss_is_the_policy_gradient_of_older_samples() ->
     logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
     older = torch.tensor([0.6, 0.3, 0.1])
     now = logits.log_softmax(0)
-    advantages = torch.tensor([1.0, 0.0, 0.0])
+    advantages = torch.tensor([[1.0], [0.0], [0.0]])
     total = torch.zeros(())
     for entry in range(3):
         proximal = now.detach()[entry].reshape(1, 1)
@@ -214,7 +214,7 @@ def test_update_moves_along_the_weighed_gradient(micro_batch_size: int, is_stale
     # Ratios are 1, so the gradient of the loss is -mean(weight * advantage * (onehot - softmax)).
     weights = weights_of(stale)
     onehot = nn.functional.one_hot(stale.rollout.token_ids, CODEBOOK).float()
-    factor = weights * stale.advantages.values[..., None]
+    factor = weights * stale.advantages
     move = (factor[..., None] * (onehot - make_logits().softmax(-1))).sum((0, 1))
     expected = make_logits() + move / (PROMPTS * GROUP * TOKENS)
     torch.testing.assert_close(policy.logits.detach(), expected, atol=1e-6, rtol=1e-5)
@@ -262,7 +262,7 @@ def test_ratios_of_all_updates_are_to_the_policy_before_the_first(parts: int) ->
             now,
             before[prompts].flatten(0, 1),
             None,
-            ADVANTAGES[prompts].flatten(),
+            ADVANTAGES[prompts].flatten()[:, None],
             importance_weights=weights_of(off)[prompts].flatten(0, 1),
         )
         optimizer.zero_grad()

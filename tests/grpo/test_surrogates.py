@@ -223,7 +223,7 @@ def inputs(log_probs: Tensor, **changes: Any) -> LossInputs:
         "log_probs": log_probs,
         "old_log_probs": log_probs.detach(),
         "reference_log_probs": None,
-        "advantages": torch.tensor([1.5, -0.5, 0.0, -1.0]),
+        "advantages": torch.tensor([[1.5], [-0.5], [0.0], [-1.0]]),
     }
     return LossInputs(**values | changes)
 
@@ -236,7 +236,7 @@ def made(seed: int, *, scale: float = 1.0) -> Tensor:
 def test_all_kinds_have_one_gradient_on_policy(kind: str) -> None:
     log_probs = (-made(0).abs()).requires_grad_()
     found = gradient_of(grpo_loss(inputs(log_probs), KINDS[kind]).total, log_probs)
-    expected = -inputs(log_probs).advantages[:, None].expand(4, 6) / 24
+    expected = -inputs(log_probs).advantages.expand(4, 6) / 24
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=0)
 
 
@@ -258,7 +258,7 @@ def test_top_entropy_tokens_alone_are_learned(kind: str) -> None:
     gradient = gradient_of(grpo_loss(inputs(log_probs, entropy=entropy), loss).total, log_probs)
     lowest = entropy.argsort(dim=1)[:, :3]
     is_learned = torch.ones(4, 6).scatter(1, lowest, 0.0)
-    expected = -inputs(log_probs).advantages[:, None] * is_learned / 24
+    expected = -inputs(log_probs).advantages * is_learned / 24
     torch.testing.assert_close(gradient, expected, atol=1e-7, rtol=0)
 
 
@@ -270,7 +270,7 @@ def test_importance_weights_weigh_every_kind(kind: str) -> None:
     gradient = gradient_of(
         grpo_loss(inputs(log_probs, importance_weights=weights), KINDS[kind]).total, log_probs
     )
-    expected = -inputs(log_probs).advantages[:, None] * weights / 24
+    expected = -inputs(log_probs).advantages * weights / 24
     torch.testing.assert_close(gradient, expected, atol=1e-7, rtol=0)
 
 
@@ -300,7 +300,7 @@ def test_sequence_log_ratio_is_the_one_that_is_clipped() -> None:
         log_probs,
         log_probs.detach() - torch.tensor([[0.3, 0.5, 0.1, 0.7]]),
         None,
-        torch.tensor([1.0]),
+        torch.tensor([[1.0]]),
         entropy=torch.tensor([[3.0, 1.0, 2.0, 0.5]]),
     )
     settings = clipped(ratio_level="sequence", top_entropy_quantile=0.5, clip_high=0.11)

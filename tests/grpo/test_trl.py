@@ -104,7 +104,7 @@ def their_loss(inputs: LossInputs, options: dict[str, Any]) -> Tensor:
         "prompt_mask": ones[:, :1],
         "completion_ids": ones,
         "completion_mask": ones,
-        "advantages": inputs.advantages,
+        "advantages": inputs.advantages.squeeze(1),
         "old_per_token_logps": inputs.old_log_probs,
         "ref_per_token_logps": inputs.reference_log_probs,
         "num_items_in_batch": torch.tensor(float(N * T)),
@@ -125,7 +125,7 @@ def test_loss_and_gradient_equal_those_of_trl(case: str, scale: float) -> None:
         old_log_probs=log_probs.detach() + noise[0],
         reference_log_probs=log_probs.detach() + noise[1],
         # One is of a flat group.
-        advantages=torch.tensor([1.5, -0.5, 0.0, -1.0, 2.0, -2.0]),
+        advantages=torch.tensor([1.5, -0.5, 0.0, -1.0, 2.0, -2.0])[:, None],
         entropy=torch.rand(N, T, generator=generator).requires_grad_(),
     )
     at = (inputs.log_probs, inputs.entropy)

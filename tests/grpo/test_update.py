@@ -23,7 +23,7 @@ from glm_grpo.grpo.update import (
     update_on_targets,
     update_policy,
 )
-from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout, TargetTokens
+from glm_grpo.types import Experience, PromptBatch, Rollout, TargetTokens
 from rewards.types import Prompt
 from tests.factories import changed
 from tests.grpo.table_policy import (
@@ -366,7 +366,7 @@ def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
         replay = policy.replay(experience.prompts, experience.rollout, rows)
         old = experience.rollout.log_probs.flatten(0, 1)[rows]
         stds.append((replay.log_probs - old).double().mean(dim=1).std(correction=0).item())
-        inputs = LossInputs(replay.log_probs, old, None, ADVANTAGES[prompt])
+        inputs = LossInputs(replay.log_probs, old, None, ADVANTAGES[prompt, :, None])
         optimizer.zero_grad()
         grpo_loss(inputs, SETTINGS.loss).total.backward()
         optimizer.step()
@@ -595,7 +595,7 @@ def test_discarded_groups_are_not_trained_on() -> None:
         ),
         totals=plain.totals[rows],
         penalties=plain.penalties[rows],
-        advantages=Advantages(ADVANTAGES[rows], torch.zeros(3, dtype=torch.bool)),
+        advantages=ADVANTAGES[rows][..., None],
         trained=torch.tensor([2, 0]),
     )
     settings = replace(SETTINGS, minibatches_per_rollout=2)

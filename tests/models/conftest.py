@@ -15,7 +15,7 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro.loading import JanusPro, load_pipeline
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.tiny import models, world
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 from tests.janus_miniature import SIDE, write_folder
 
@@ -180,7 +180,7 @@ def experience_of(batch: PromptBatch, rollout: Rollout) -> Experience:
         ),
         totals=torch.zeros(shape),
         penalties=torch.zeros(shape),
-        advantages=Advantages(torch.zeros(shape), torch.ones(shape[0], dtype=torch.bool)),
+        advantages=torch.zeros(*shape, 1),
     )
 
 

@@ -28,7 +28,7 @@ from glm_grpo.run import trackers as trackers_module
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.trackers import Trackers, check_trackers
 from glm_grpo.run.writing import encode
-from glm_grpo.types import Advantages, Evaluation, Experience, PromptBatch, Rollout
+from glm_grpo.types import Evaluation, Experience, PromptBatch, Rollout
 
 ABOUT = RunSection(name="larger groups", notes="As before,\nwith 16 images.", tags=("ocr", "wide"))
 CONFIG = {"train": {"seed": 1, "resume": None}, "trackers": ["tensorboard"], "offload": True}
@@ -88,9 +88,7 @@ def experience_of(evaluation: Evaluation) -> Experience:
         rewards=evaluation.rewards,
         totals=totals,
         penalties=torch.zeros_like(totals),
-        advantages=Advantages(
-            (totals - totals.nanmean()).nan_to_num(), torch.zeros(len(totals), dtype=torch.bool)
-        ),
+        advantages=(totals - totals.nanmean()).nan_to_num()[..., None],
     )
 
 

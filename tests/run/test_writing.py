@@ -31,7 +31,7 @@ from glm_grpo.run.writing import (
     write_evaluation,
     write_rollout,
 )
-from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Piece
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -81,10 +81,8 @@ def make_experience() -> Experience:
         images=make_images(),
         rewards=table,
         totals=combine(table, mode="weighted_sum"),
-        penalties=torch.tensor([[0.0, 0.5], [0.25, 0.0]]),
-        advantages=Advantages(
-            torch.tensor([[-1.0, 1.0], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
-        ),
+        penalties=torch.tensor([[0.0, 0.5], [0.0, -0.65625]]),
+        advantages=torch.tensor([[[-1.0], [1.0]], [[0.0], [0.0]]]),
     )
 
 
@@ -138,7 +136,7 @@ def test_write_rollout_stores_every_column_of_every_image(tmp_path: Path) -> Non
         "raw/aesthetic": [0.5, 0.5, 1.0, 0.125],
         # 0.5 * 0.25 + 0.25 * 0.5 and so on; alone, aesthetic takes over the weight of lpips.
         "total": [0.25, 0.5, 0.75, 0.09375],
-        "penalty": [0, 0.5, 0.25, 0],
+        "penalty": [0, 0.5, 0, -0.65625],
         "advantage": [-1, 1, 0, 0],
         "is_flat": [False, False, True, True],
     }
@@ -152,7 +150,7 @@ def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> 
     letter = Piece(0.25, 1.5, 2.0, 3.0, 4.0, "<")
     experience = replace(
         experience,
-        advantages=replace(experience.advantages, place_credit=places[None].repeat(2, 1, 1, 1)),
+        place_credit=places[None].repeat(2, 1, 1, 1),
         rewards=replace(experience.rewards, pieces={"lpips": (((letter, letter), ()), ())}),
     )
     store_rollout(tmp_path, experience, 10)

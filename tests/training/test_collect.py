@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -15,9 +18,9 @@ from torch import Tensor, nn
 
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
-from glm_grpo.grpo.credit import TokenPlaces, token_advantages, token_places
+from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.collect import collect, placed_advantages
+from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.joining import join_experiences
@@ -247,13 +250,13 @@ class RoundCounter(NoPolicy):
 
 
 class FlatOrRising(NoDecoder):
-    """Pictures of grey 10 and 20, or twice 30 where the prompt says so."""
+    """Pictures of grey 10 and 20, or twice 30, or 10 and 50, where the prompt says so."""
 
     def decode_groups(
         self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
     ) -> Iterator[UInt8[Tensor, "G 3 H W"]]:
         for prompt in batch.prompts:
-            levels = [30, 30] if "flat" in prompt.prompt else [10, 20]
+            levels = {"flat": [30, 30], "steep": [10, 50]}.get(prompt.prompt, [10, 20])
             grey = torch.tensor(levels, dtype=torch.uint8)
             yield grey[:, None, None, None].expand(-1, 3, 2, 2)
 
@@ -282,15 +285,22 @@ class Listed(list[Prompt]):
         return any(prompt.target is not None for prompt in self)
 
 
-class OneOfTwo(Processes):
-    """Knows what both have."""
+class Threaded(Processes):
+    """One of two, each in a thread of its own."""
 
-    def __init__(self, rank: int, values: Sequence[Any]) -> None:
+    def __init__(self, rank: int, barrier: Barrier, values: list[Any]) -> None:
         super().__init__(rank=rank, count=2)
-        self._values = [*values]
+        self._barrier, self._values = barrier, values
 
     def gather(self, value: Any) -> list[Any]:
-        return self._values
+        self._values[self.rank] = value
+        self._barrier.wait(SOON)
+        found = [*self._values]
+        self._barrier.wait(SOON)
+        return found
+
+    def together(self) -> nullcontext[None]:
+        return nullcontext()
 
 
 class SecondOfTwo(Processes):
@@ -314,6 +324,8 @@ def collected(
     is_reference: bool = False,
     term: Brightness | None = None,
     advantage: AdvantageSection | None = None,
+    combine: Mode = "weighted_sum",
+    own: slice = slice(None),
     **loss: Any,
 ) -> Experience:
     """Of a step whose first group is flat and whose second is not."""
@@ -327,15 +339,15 @@ def collected(
         f"rollout.refill_rounds={rounds}",
         "train.micro_batch_size=3",
         "decode.steps=1",
-        "reward.combine=weighted_sum",
+        f"reward.combine={combine}",
         advantage=advantage or advantage_settings(),
         loss=clipped_loss(**loss),
     )
-    prompts = (Prompt("first", "flat"), Prompt("second", "rising"))
+    prompts = (Prompt("first", "flat"), Prompt("second", "rising"))[own]
     listed = Listed(Prompt(f"spare {row}", kind) for row, kind in enumerate(spares))
     return collect(
         models,
-        PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(5, 6)),
+        PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(5, 6)[own]),
         config,
         clock=PhaseClock(),
         processes=processes,
@@ -358,7 +370,7 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
     penalties = [[0.375, 0.75], [1.125, 1.5]] if placement == "reward" else [[0, 0], [0, 0]]
     assert experience.penalties.tolist() == penalties
     # Rewards of 30 and 30 that the penalty makes differ: the first image is the better one.
-    first = experience.advantages.values[0, 0].item()
+    first = experience.advantages[0, 0].item()
     assert first == (pytest.approx(0.5**0.5, rel=0.1) if placement == "reward" else 0)
 
 
@@ -377,53 +389,47 @@ class Placed(Brightness):
 def test_collect_gives_tokens_credit_for_what_they_drew() -> None:
     advantage = advantage_settings(credit="place", later=0.0, normalization="mean_only")
     experience = collected(advantage=advantage, term=Placed([]))
-    tokens = experience.advantages.tokens
-    assert tokens is not None
+    tokens = experience.advantages
     assert tokens.shape == (2, 2, 3)
     assert tokens[0].count_nonzero() == 0
     # Three tokens of which the first alone draws the place that differs: by 10 levels on either
     # side, as large over all tokens as the images' advantages are.
     expected = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]) * 5 * 3**0.5
     torch.testing.assert_close(tokens[1], expected)
-    assert collected(term=Placed([])).advantages.tokens is None
+    assert collected(term=Placed([])).advantages.shape == (2, 2, 1)
 
 
 @pytest.mark.parametrize("normalization", ["group_std", "batch_std"])
 @pytest.mark.parametrize("combine", ["weighted_sum", "normalize_then_sum"])
-def test_processes_give_the_credit_that_one_gives(normalization: str, combine: Mode) -> None:
-    generator = torch.Generator().manual_seed(0)
-    placed = torch.randn(3, 4, 2, 4, generator=generator)
-    rewards = placed.sum(dim=(2, 3)) + torch.randn(3, 4, generator=generator)
-    places = token_places((Grid(2, 2),), Grid(2, 2))
+def test_two_processes_that_refill_give_the_credit_that_one_gives(
+    normalization: str, combine: Mode
+) -> None:
     advantage = advantage_settings(credit="place", normalization=normalization)
-    whole = placed_advantages(rewards, placed, places, advantage, ALONE, mode=combine)
-    assert whole.tokens is not None
-    expected = token_advantages(
-        rewards,
-        placed,
-        places,
-        **advantage.model_dump(exclude={"credit"}),
-        is_standardised=combine == "normalize_then_sum",
+    step = partial(
+        collected, ("steep",), rounds=1, advantage=advantage, term=Placed([]), combine=combine
     )
-    assert expected.tokens is not None
-    assert whole.tokens.equal(expected.tokens)
-    parts = [(rewards[:1], placed[:1]), (rewards[1:], placed[1:])]
-    for rank, rows in enumerate((slice(0, 1), slice(1, 3))):
-        processes = OneOfTwo(rank, parts)
-        found = placed_advantages(*parts[rank], places, advantage, processes, mode=combine)
-        assert found.values.equal(whole.values[rows])
-        assert found.tokens is not None
-        assert found.tokens.equal(whole.tokens[rows])
-        assert found.place_credit is not None
-        assert whole.place_credit is not None
-        assert found.place_credit.equal(whole.place_credit[rows])
+    alone = step()
+    barrier, values = Barrier(2), [None, None]
+    with ThreadPoolExecutor(2) as threads:
+        own = [slice(0, 1), slice(1, 2)]
+        both = [Threaded(rank, barrier, values) for rank in range(2)]
+        parts = [*threads.map(lambda rows, each: step(own=rows, processes=each), own, both)]
+    whole = join_experiences(parts)
+    ids, ids_alone = ([each.prompt_id for each in x.prompts.prompts] for x in (whole, alone))
+    assert ids == ["first", "spare 0", "second"]
+    order = [ids_alone.index(each) for each in ids]
+    torch.testing.assert_close(whole.advantages, alone.advantages[order])
+    assert whole.place_credit is not None
+    assert alone.place_credit is not None
+    assert whole.place_credit.equal(alone.place_credit[order])
+    assert whole.is_learned_from().tolist() == [[False] * 2, [True] * 2, [True] * 2]
 
 
 def test_a_policy_that_is_the_reference_loses_no_reward_to_rounding() -> None:
     experience = collected(is_reference=True, kl_coef=0.5, kl_placement="reward")
     assert experience.is_sampled_by_reference
     assert experience.penalties.tolist() == [[0, 0], [0, 0]]
-    assert experience.advantages.is_flat.tolist() == [True, False]
+    assert experience.is_flat().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -453,8 +459,8 @@ def test_collect_keeps_all_of_every_round() -> None:
     assert experience.totals.tolist() == [[30, 30], [10, 20], [30, 30], [10, 20]]
     # Deviations of 5 over their sample standard deviation of sqrt(50).
     expected = [0.0, -(0.5**0.5), 0.0, -(0.5**0.5)]
-    assert experience.advantages.values[:, 0].tolist() == pytest.approx(expected)
-    assert experience.advantages.is_flat.tolist() == [True, False, True, False]
+    assert experience.advantages[:, 0, 0].tolist() == pytest.approx(expected)
+    assert experience.is_flat().tolist() == [True, False, True, False]
     assert experience.images.pixels[:, 0, 0, 0, 0].tolist() == [30, 10, 30, 10]
     assert experience.rewards.raw[:, 1, 0].tolist() == [30, 20, 30, 20]
     # Two groups were sampled by the first call, one by each later one.
@@ -484,8 +490,8 @@ def test_a_group_with_a_single_image_left_is_flat_and_replaced() -> None:
     # Two of the eight images of all rounds.
     experience = collected(("rising", "flat"), rounds=2, term=Refusing(10.0))
     assert experience.totals.isnan().sum() == 2
-    assert experience.advantages.is_flat.tolist() == [True] * 4
-    assert experience.advantages.values.count_nonzero() == 0
+    assert experience.is_flat().tolist() == [True] * 4
+    assert experience.advantages.count_nonzero() == 0
 
 
 class MainOfTwo(SecondOfTwo):
@@ -526,5 +532,5 @@ def test_joined_experiences_keep_what_places_earned() -> None:
     # The second group differs by 10 levels at the left; the first is flat.
     right = [0.0, 0.0]
     group = [[[-5.0, *right]], [[5.0, *right]]]
-    assert whole.advantages.place_credit is not None
-    assert whole.advantages.place_credit.tolist() == [[[[0.0, *right]]] * 2, group] * 2
+    assert whole.place_credit is not None
+    assert whole.place_credit.tolist() == [[[[0.0, *right]]] * 2, group] * 2

@@ -527,7 +527,7 @@ def test_a_run_goes_on_without_the_images_that_a_term_refuses(
     )
     smaller = group_advantages(raw[others][None], **settings)
     assert advantages[1] == 0
-    torch.testing.assert_close(advantages[others], smaller.values[0])
+    torch.testing.assert_close(advantages[others], smaller[0])
     found = [row.get("reward/brightness/refused_fraction") for row in run.rows()[1:]]
     assert found == [0.0, 1 / 8, 0.0]
     line = f"step 2: term brightness refused 1 of 8 images: prompt {refused[0]}, image 1; they are"

@@ -15,7 +15,6 @@ from glm_grpo.training.metrics import (
     supervised_utilisation,
 )
 from glm_grpo.types import (
-    Advantages,
     Evaluation,
     Experience,
     ImageBatch,
@@ -55,9 +54,7 @@ def make_experience() -> Experience:
         rewards=make_table(),
         totals=torch.tensor([[1.0, 0.0], [0.5, 0.5]]),
         penalties=torch.zeros(2, 2),
-        advantages=Advantages(
-            torch.tensor([[1.0, -1.0], [0.0, 0.0]]), is_flat=torch.tensor([False, True])
-        ),
+        advantages=torch.tensor([[[1.0], [-1.0]], [[0.0], [0.0]]]),
     )
 
 

@@ -373,7 +373,7 @@ def _score(stored: StoredRollouts, config: Config) -> _Scored:
             normalization=advantage.normalization,
             std_floor=advantage.std_floor,
             clip=advantage.clip,
-        ).values
+        )
         for returns in (totals - stored.penalty).split(counts.tolist())
     ]
     shares = advantage_shares(table, mode=reward.combine)

@@ -16,7 +16,7 @@ from torch import Tensor
 from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
-from glm_grpo.types import Advantages, Evaluation, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Pieces
 from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
@@ -81,12 +81,9 @@ class StoredRun:
             images=self.images(step),
             rewards=table,
             totals=combine(table, mode="weighted_sum"),
-            penalties=torch.tensor([[0.0, 0.1], [0.0, 0.0]]),
-            advantages=Advantages(
-                torch.tensor([[-0.7, 0.7], [0.0, 0.0]]),
-                is_flat=torch.tensor([False, True]),
-                place_credit=self.places,
-            ),
+            penalties=torch.tensor([[0.0, 0.1], [0.0, -3.2]]),
+            advantages=torch.tensor([[[-0.7], [0.7]], [[0.0], [0.0]]]),
+            place_credit=self.places,
         )
         pictures = encode(experience.images)
         write_rollout(self.folder, experience, pictures, step, combine="weighted_sum")

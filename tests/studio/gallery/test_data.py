@@ -200,7 +200,7 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
         "notes": {},
         # Alone, aesthetic takes over the weight of the others.
         "total": [pytest.approx(0.7), -2.5],
-        "penalty": [0.0, 0.0],
+        "penalty": [0.0, pytest.approx(-3.2)],
         "advantage": [0.0, 0.0],
         "is_flat": True,
     }

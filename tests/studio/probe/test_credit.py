@@ -93,6 +93,7 @@ def draw(logits: Tensor, seed: int) -> Experience:
         ),
         totals=totals,
         penalties=torch.zeros_like(totals),
+        advantages=torch.zeros_like(totals)[..., None],
     )
 
 

@@ -89,7 +89,7 @@ def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples)
     (experience,) = credit.given
     assert torch.equal(experience.rewards.raw, samples.rewards.raw)
     assert {*experience.rewards.parts} == {"ssim", "psnr"}
-    assert experience.advantages.tokens is not None
+    assert experience.place_credit is not None
     # Nothing else reads them, and tables of one image are made from this one.
     assert not found.rewards.parts
 

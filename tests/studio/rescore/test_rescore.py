@@ -69,7 +69,7 @@ def make_experience(
             normalization=config.advantage.normalization,
             std_floor=config.advantage.std_floor,
             clip=config.advantage.clip,
-        ),
+        )[..., None],
     )
 
 
@@ -178,7 +178,7 @@ def test_rescore_refuses_a_table_that_is_one_bit_off_by_name(
     config = make_config(configs_dir, prompts=5, images=6)
     steps = random_steps(config, 3, seed=0)
     folder = store_run(tmp_path, config, *steps)
-    stored = steps[1].totals if column == "total" else steps[1].advantages.values
+    stored = steps[1].totals if column == "total" else steps[1].advantages
     next_value = torch.nextafter(stored[4, 2], torch.tensor(9.0)).item()
     edit_table(folder, 2, column, 4 * 6 + 2, next_value)
     with pytest.raises(StorageError, match=rf"step-000002.parquet: column {column} of prompt p4"):
@@ -260,9 +260,9 @@ def test_rescore_makes_advantages_step_by_step_as_training_would(
     assert len(rescoring.gaining) == len(rescoring.losing) == 8
     for image in (*rescoring.gaining, *rescoring.losing):
         place = (int(image.prompt_id[1:]), image.sample)
-        expected = trained[image.step - 1].advantages.values[place].item()
+        expected = trained[image.step - 1].advantages[place].item()
         assert image.advantage_after == expected
-        before = steps[image.step - 1].advantages.values[place].item()
+        before = steps[image.step - 1].advantages[place].item()
         assert image.advantage_before == before
     assert rescoring.flat_after == sum(int(is_flat(step.totals).sum()) for step in trained)
     # group_std is what the run had.

@@ -23,7 +23,7 @@ from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
 from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
-from glm_grpo.types import Advantages, Experience, ImageBatch, PromptBatch, Rollout
+from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 
 PROMPTS, GROUP, TOKENS, CODEBOOK = 3, 2, 4, 5
@@ -128,7 +128,7 @@ def make_experience(processes: Processes) -> Experience:
         ),
         totals=ADVANTAGES[own],
         penalties=torch.zeros(len(rows), GROUP),
-        advantages=Advantages(ADVANTAGES[own], torch.zeros(len(rows), dtype=torch.bool)),
+        advantages=ADVANTAGES[own][..., None],
     )
 
 

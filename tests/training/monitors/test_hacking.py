@@ -15,7 +15,6 @@ from glm_grpo.training.monitors.hacking import (
     HackingMonitor,
 )
 from glm_grpo.types import (
-    Advantages,
     Evaluation,
     Experience,
     ImageBatch,
@@ -61,7 +60,7 @@ def experience(images, rewards, entropy=1.0, prompts=PROMPTS):
         rewards=rewards,
         totals=torch.zeros(4, 2),
         penalties=torch.zeros(4, 2),
-        advantages=Advantages(torch.zeros(4, 2), torch.ones(4, dtype=torch.bool)),
+        advantages=torch.zeros(4, 2, 1),
     )
 
 

@@ -16,7 +16,7 @@ from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.monitors.recheck import recheck_decode
 from glm_grpo.training.phase import Models, PhaseClock
-from glm_grpo.types import Advantages, Experience, PromptBatch, Rollout
+from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt
 from tests.factories import NoDecoder, NoPolicy, Watcher, tiny_config
@@ -112,7 +112,7 @@ class Run:
             rewards=table,
             totals=table.raw[..., 0],
             penalties=torch.zeros(3, 3),
-            advantages=Advantages(torch.zeros(3, 3), torch.zeros(3, dtype=torch.bool)),
+            advantages=torch.zeros(3, 3, 1),
         )
         return recheck_decode(
             self.models, experience, step, self.config, clock or silent(), Processes()
