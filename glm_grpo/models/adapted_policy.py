@@ -1,4 +1,4 @@
-"""What every family's policy shares: trained weights, adapters, the reference, and their state."""
+"""What every family's policy shares: sampling, replay, weights, the reference, and their state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from peft import PeftModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
 from glm_grpo.errors import CheckpointError
+from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.base import Policy
+from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, join_drawn
 from glm_grpo.models.four_bits import dequantize
-from glm_grpo.models.lora import adapt
+from glm_grpo.models.lora import adapt, held_factors
+from glm_grpo.models.sampling import draw_grids
+from glm_grpo.models.token_step import ReadPrompts, StepBuilder
+from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 _ADAPTER_STD = 0.02
 """Of second factors that are drawn to check adapters, which are 0 in new ones."""
@@ -36,6 +41,15 @@ class PolicyNetwork(nn.Module, Generic[Sequences]):
     """
 
     language_model: Any
+
+    @property
+    def head(self) -> nn.Linear:
+        """The last map, whose first rows give the logits of the codebook; never quantised."""
+        raise NotImplementedError
+
+    def logits(self, hidden_states: Float[Tensor, "R D"]) -> Float32[Tensor, "N V"]:
+        """Logits that tokens are drawn from, from the states of all rows."""
+        raise NotImplementedError
 
     def log_probs(self, sequences: Sequences) -> Float32[Tensor, "N T"]:
         """Only the log-probabilities, without gradient."""
@@ -70,6 +84,7 @@ class AdaptedPolicy(Policy):
     Args:
         model: Stock model that contains the network; frozen, and adapted in place.
         network: Its parameters are those of `model`.
+        truncation: Which codebook entries may be drawn.
         trained: What is trained without adapters: `network`, or a part of it.
         adapted_modules: Paths of the layers to adapt, see `adapt`.
         adapter_rank: Rank of LoRA adapters; None: train `trained`.
@@ -86,6 +101,7 @@ class AdaptedPolicy(Policy):
         model: Any,
         network: PolicyNetwork[Any],
         *,
+        truncation: Truncation,
         trained: nn.Module,
         adapted_modules: str,
         adapter_rank: int | None,
@@ -96,6 +112,9 @@ class AdaptedPolicy(Policy):
     ) -> None:
         self.model = model
         self.network = network
+        self._truncation = truncation
+        self._encoded: tuple[PromptBatch, Any] | None = None
+        self._build_step: StepBuilder | None = None
         self._adapted: PeftModel | None = None
         self._reference: PolicyNetwork[Any] | None = None
         self._reference_adapter: dict[str, Tensor] = {}
@@ -123,9 +142,14 @@ class AdaptedPolicy(Policy):
         return self._adapted
 
     @property
+    def device(self) -> torch.device:
+        """Present device of the network."""
+        return self.network.head.weight.device
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights that are not quantised."""
-        raise NotImplementedError
+        return self.network.head.weight.dtype
 
     def modules(self) -> Sequence[nn.Module]:
         """Modules that sampling and replay need on the accelerator."""
@@ -139,6 +163,66 @@ class AdaptedPolicy(Policy):
         """Run `network` on the smallest possible input, without gradient."""
         raise NotImplementedError
 
+    def encode(self, batch: PromptBatch) -> Any:
+        """Encode the prompts of a batch, one row each; the last batch is cached."""
+        if self._encoded is None or self._encoded[0] is not batch:
+            self._encoded = (batch, self._encode(batch))
+        return self._encoded[1]
+
+    def _encode(self, batch: PromptBatch) -> Any:
+        raise NotImplementedError
+
+    def _read_prompts(self, batch: PromptBatch) -> ReadPrompts:
+        """Read encoded prompts before their tokens are sampled."""
+        raise NotImplementedError
+
+    def _choose_step(self, prompts: Any) -> StepBuilder:
+        """Choose the step that reads one token of every sample."""
+        raise NotImplementedError
+
+    def _sequences(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Any:
+        """Prompts and tokens of some images, as inputs of the network."""
+        raise NotImplementedError
+
+    def _num_preview(self, batch: PromptBatch) -> int:
+        """Number of preview tokens at the start of each sequence."""
+        return 0
+
+    def sample(
+        self, batch: PromptBatch, *, phase: str = "rollout", count: Count = not_counted
+    ) -> Rollout:
+        """See `Policy`."""
+        # Outside, because autograd cannot use tensors that were made inside.
+        self.encode(batch)
+        # Cheaper than `no_grad`, because no small operation records anything; copies are returned.
+        with torch.inference_mode(), held_factors(self.network.language_model):
+            prompts = self._read_prompts(batch)
+            if self._build_step is None:
+                self._build_step = self._choose_step(prompts)
+            step = self._build_step(self.network, prompts, batch.group_size)
+            states = prompts.states.repeat_interleave(batch.group_size, dim=0)
+            num_tokens = prompts.num_tokens
+            # The step keeps what it needs of them.
+            del prompts
+            drawn = draw_grids(states, step, self._draw, batch, num_tokens=num_tokens, count=count)
+        return join_drawn(drawn, batch, phase, self.dtype)
+
+    def _draw(self, states: Float[Tensor, "R D"], uniforms: Float64[Tensor, " N"]) -> Drawn:
+        """Draw one token per sample; uniforms are in [0, 1)."""
+        return draw_tokens(self.network.logits(states), self._truncation, uniforms)
+
+    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
+        """See `PolicyForUpdate`."""
+        sequences = self._sequences(prompts, rollout, rows)
+        with self._recomputing():
+            log_probs, entropy, outside_codebook = self._wrapped(*sequences)
+        return Replay(
+            log_probs,
+            entropy=entropy,
+            outside_codebook=outside_codebook,
+            num_preview=self._num_preview(prompts),
+        )
+
     def wrap(self, wrapped: nn.Module) -> None:
         """Replay through a wrapper of `network` from now on, which joins gradients of processes."""
         self._wrapped = wrapped
@@ -151,8 +235,7 @@ class AdaptedPolicy(Policy):
         """A copy in float32 with only the first layers, which runs the same code.
 
         It shows whether sampling and replay compute the same, which half precision at full depth
-        cannot. Adapters have small random factors in it. A family sets what else depends on the
-        network.
+        cannot. Adapters have small random factors in it.
 
         Args:
             count: Number of layers of the language model, >= 1.
@@ -173,6 +256,7 @@ class AdaptedPolicy(Policy):
             (self.model, network, self._adapted), memo
         )
         copied._wrapped, copied._reference = copied.network, None
+        copied._encoded = copied._build_step = None
         language_model = copied.network.language_model
         language_model.layers = language_model.layers[:count]
         language_model.config.num_hidden_layers = count
@@ -185,11 +269,12 @@ class AdaptedPolicy(Policy):
         return copied
 
     @contextmanager
-    def replaying(self, language_model: nn.Module) -> Iterator[None]:
+    def _recomputing(self) -> Iterator[None]:
         """Recompute activations in the backward pass, if that is wanted, of what runs inside.
 
         Only a module in training mode recomputes them; there is no dropout to switch on.
         """
+        language_model = self.network.language_model
         language_model.train(torch.is_grad_enabled())
         try:
             yield
@@ -201,12 +286,15 @@ class AdaptedPolicy(Policy):
         return () if self._reference is None else (self._reference,)
 
     @torch.no_grad()
-    def log_probs_of_reference(self, sequences: Any) -> Float32[Tensor, "N T"]:
-        """Log-probs under the reference: with adapters switched off, or by the frozen copy.
+    def reference_log_probs(
+        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> Float32[Tensor, "N T"]:
+        """See `PolicyForUpdate`; with adapters switched off, or by the frozen copy.
 
         Raises:
             RuntimeError: The policy was built without a reference.
         """
+        sequences = self._sequences(prompts, rollout, rows)
         if self._reference is not None:
             return self._reference.log_probs(sequences)
         if self._adapted is None:

@@ -11,6 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 
+def records(device: torch.device) -> bool:
+    """Whether a device runs CUDA graphs."""
+    return device.type == "cuda"
+
+
 class Recording:
     """Work on tensors that runs at the first call, is recorded at the second, and then replayed."""
 

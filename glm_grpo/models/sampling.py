@@ -1,4 +1,4 @@
-"""What the samplers of all families share: how many prompts they sample at once, and read."""
+"""Sample token grids, the same way in every family: read prompts, then draw token by token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
+
+from glm_grpo.models.drawing import Drawn, draw_uniforms
+from glm_grpo.models.token_step import Step
+from glm_grpo.types import Count, PromptBatch, not_counted
 
 PREFILLED_AT_ONCE = 8
 """Prompts per forward pass of a rollout."""
@@ -40,3 +44,36 @@ def prefill(
         caches.append(DynamicCache())
         states.append(read(slice(start, start + PREFILLED_AT_ONCE), caches[-1])[:, -1])
     return torch.cat(states), caches
+
+
+def draw_grids(
+    states: Float[Tensor, "R D"],
+    step: Step,
+    draw: Callable[[Tensor, Tensor], Drawn],
+    batch: PromptBatch,
+    *,
+    num_tokens: int,
+    count: Count = not_counted,
+) -> list[Drawn]:
+    """Draw the T tokens of all samples; random numbers are those of `glm_grpo.models.drawing`.
+
+    Args:
+        states: Those that predict the first tokens.
+        step: Reads one token of every sample.
+        draw: Draws one token of every sample from states and uniforms.
+        num_tokens: T.
+        count: Called after each token.
+    """
+    uniforms = draw_uniforms(batch, num_tokens).to(states.device)
+    read_and_draw = step.then(draw)
+    sampled: list[Drawn] = []
+    for index in range(num_tokens):
+        if index == 0:
+            drawn = draw(states, uniforms[:, 0])
+        else:
+            drawn = read_and_draw(drawn.token_ids, uniforms[:, index])
+        if drawn.sampling_mask is not None:
+            drawn = drawn._replace(sampling_mask=drawn.sampling_mask.cpu())
+        sampled.append(drawn)
+        count(index + 1, num_tokens)
+    return sampled

@@ -9,15 +9,22 @@ import pytest
 import torch
 
 from glm_grpo.errors import CheckpointError, ModelError, NonFiniteError
-from glm_grpo.models import sampling
+from glm_grpo.models import sampling, token_step
 from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image import loading as glm_image_loading
+from glm_grpo.models.glm_image.fast import recorded_step
 from glm_grpo.models.janus_pro import loading as janus_pro_loading
+from glm_grpo.models.janus_pro import token_step as janus_token_step
 
 pytestmark = pytest.mark.usefixtures("small_preview")
 
 ROWS = torch.tensor([0, 2, 4, 5])
 """Of prompts x 3 samples: two of each of the first prompts."""
+
+RECORDED = {
+    "GLM-Image": recorded_step.RecordedStep,
+    "Janus-Pro": janus_token_step.RecordedStep,
+}
 
 FIRST = torch.arange(3)
 """The samples of the first prompt."""
@@ -191,6 +198,26 @@ def test_prompts_read_one_at_a_time_are_those_read_at_once(make_policy, batch, m
 
     assert torch.equal(found.token_ids, expected.token_ids)
     assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)
+
+
+def test_recorded_step_draws_the_same_tokens(make_policy, batch, family, monkeypatch):
+    policy = make_policy(adapter_rank=4)
+    expected = policy.sample(batch)
+    # Everything of a recorded step but the graph.
+    monkeypatch.setattr(token_step, "Recording", lambda work: work)
+    policy._build_step = RECORDED[family]
+
+    found = policy.sample(batch)
+
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-4)
+
+
+def test_step_is_chosen_once(make_policy, batch, monkeypatch):
+    policy = make_policy()
+    policy.sample(batch)
+    monkeypatch.setattr(type(policy), "_choose_step", None)
+    policy.sample(batch)
 
 
 def test_replay_entropy_is_that_of_the_sampling_distribution(make_policy, batch):

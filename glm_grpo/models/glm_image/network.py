@@ -102,14 +102,15 @@ class GlmImageNetwork(PolicyNetwork[TokenSequences]):
             sampling_mask=sequences.sampling_mask,
         )
 
-    def codebook_logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
+    def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
         """Logits of the codebook in fp32, divided by the temperature."""
-        logits = nn.functional.linear(hidden_states, self.codebook_weight())
+        logits = nn.functional.linear(hidden_states, self.head.weight[: self._codebook_size])
         return logits.float() / self.temperature
 
-    def codebook_weight(self) -> Float[Tensor, "V D"]:
-        """Rows of the head that belong to the codebook."""
-        return self.lm_head.weight[: self._codebook_size]
+    @property
+    def head(self) -> nn.Linear:
+        """See `PolicyNetwork`."""
+        return self.lm_head
 
     def _read(self, sequences: TokenSequences) -> Float[Tensor, "N T D"]:
         """The hidden states that predict the generated tokens."""

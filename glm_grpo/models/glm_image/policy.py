@@ -8,31 +8,31 @@ the VQ are always frozen; text-to-image training leaves them on the CPU.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from diffusers import GlmImagePipeline
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from glm_grpo.grpo.credit import TokenPlaces, token_places
-from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import UNTRUNCATED, Truncation
 from glm_grpo.models.glm_image.fast.compiled_layers import CompiledLayers
-from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StepBuilder
+from glm_grpo.models.glm_image.fast.stock_step import choose_step
+from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts
 from glm_grpo.models.glm_image.network import GlmImageNetwork, TokenSequences
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
-from glm_grpo.models.glm_image.sampling import draw_next, sample_rollout
+from glm_grpo.models.glm_image.sampling import read_prompts
 from glm_grpo.models.glm_image.token_grid import (
     PIXELS_PER_TOKEN,
     batch_layout,
     generated_positions,
     token_layout,
 )
-from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
+from glm_grpo.models.token_step import StepBuilder
+from glm_grpo.types import PromptBatch, Rollout
 from rewards.parts import Grid
 
 ADAPTED_MODULES = (
@@ -76,8 +76,6 @@ class GlmImagePolicy(AdaptedPolicy):
         model = pipeline.vision_language_encoder
         self.processor = pipeline.processor
         self.codebook_size: int = model.config.vq_config.num_embeddings
-        self._truncation = truncation
-        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         network = GlmImageNetwork(
             model.model.language_model,
             model.lm_head,
@@ -85,10 +83,10 @@ class GlmImagePolicy(AdaptedPolicy):
             temperature=temperature,
         )
         network.has_entropy_gradient = has_entropy_gradient
-        self._build_step = _choose_step(network, truncation, is_compiling=is_compiling)
         super().__init__(
             model,
             network,
+            truncation=truncation,
             trained=network,
             adapted_modules=ADAPTED_MODULES,
             adapter_rank=adapter_rank,
@@ -101,16 +99,6 @@ class GlmImagePolicy(AdaptedPolicy):
         if is_compiling:
             networks = (self.network, *self.reference_modules())
             self._compiled = CompiledLayers(*(each.language_model for each in networks))
-
-    @property
-    def device(self) -> torch.device:
-        """Present device of the language model."""
-        return self.model.lm_head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the head, which is never quantised."""
-        return self.model.lm_head.weight.dtype
 
     def modules(self) -> tuple[nn.Module, nn.Linear]:
         """Language model and head."""
@@ -130,29 +118,30 @@ class GlmImagePolicy(AdaptedPolicy):
     def first_layers(self, count: int) -> GlmImagePolicy:
         """See `AdaptedPolicy`; never compiled, which takes a minute and is checked by itself."""
         copied: GlmImagePolicy = super().first_layers(count)
-        copied._build_step = _choose_step(copied.network, self._truncation, is_compiling=False)
-        copied._encoded = copied._compiled = None
+        copied._compiled = None
         return copied
 
-    def encode(self, batch: PromptBatch) -> PromptInputs:
-        """Encode the prompts of a batch, one row each; the last batch is cached.
-
-        Raises:
-            ValueError: Its source pictures have no tokens yet.
-        """
+    def _encode(self, batch: PromptBatch) -> PromptInputs:
         if batch.num_sources > 0 and batch.source_token_ids is None:
             raise ValueError("the source images have no tokens; call encode_sources first")
-        if self._encoded is None or self._encoded[0] is not batch:
-            inputs = encode_prompts(
-                self.model,
-                self.processor,
-                [prompt.prompt for prompt in batch.prompts],
-                height=batch.height,
-                width=batch.width,
-                source_token_ids=batch.source_token_ids,
-            )
-            self._encoded = (batch, inputs)
-        return self._encoded[1]
+        return encode_prompts(
+            self.model,
+            self.processor,
+            [prompt.prompt for prompt in batch.prompts],
+            height=batch.height,
+            width=batch.width,
+            source_token_ids=batch.source_token_ids,
+        )
+
+    def _read_prompts(self, batch: PromptBatch) -> GlmImagePrompts:
+        return read_prompts(self.network, self.encode(batch), batch)
+
+    def _choose_step(self, prompts: GlmImagePrompts) -> StepBuilder:
+        is_compiling = self._compiled is not None
+        return choose_step(self.network, prompts, self._draw, is_compiling=is_compiling)
+
+    def _num_preview(self, batch: PromptBatch) -> int:
+        return batch_layout(batch).num_preview
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
         """See `Policy`."""
@@ -175,25 +164,6 @@ class GlmImagePolicy(AdaptedPolicy):
         layout = batch_layout(batch)
         preview, target = Grid(*layout.preview), Grid(*layout.target)
         return token_places((preview, target), target)
-
-    def sample(
-        self,
-        batch: PromptBatch,
-        *,
-        phase: str = "rollout",
-        count: Count = not_counted,
-    ) -> Rollout:
-        """See `Policy`."""
-        inputs = self.encode(batch)
-        return sample_rollout(
-            self.network,
-            inputs,
-            batch,
-            truncation=self._truncation,
-            phase=phase,
-            build_step=self._build_step,
-            count=count,
-        )
 
     def tokenize_pictures(
         self,
@@ -220,28 +190,9 @@ class GlmImagePolicy(AdaptedPolicy):
             first = target.new_zeros(len(pixels), layout.num_preview)
         return torch.cat([first, target], dim=1)
 
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        """See `PolicyForUpdate`."""
-        sequences = self._sequences(prompts, rollout, rows)
-        with self.replaying(self.model.model.language_model):
-            log_probs, entropy, outside_codebook = self._wrapped(*sequences)
-        return Replay(
-            log_probs,
-            entropy=entropy,
-            outside_codebook=outside_codebook,
-            num_preview=batch_layout(prompts).num_preview,
-        )
-
-    def reference_log_probs(
-        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
-    ) -> Float32[Tensor, "N T"]:
-        """See `PolicyForUpdate`."""
-        return self.log_probs_of_reference(self._sequences(prompts, rollout, rows))
-
     def _sequences(
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> TokenSequences:
-        """Prompts and tokens of some rows, as inputs of the network."""
         inputs = self.encode(batch).rows(rows // batch.group_size)
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         layout = batch_layout(batch)
@@ -264,9 +215,3 @@ class GlmImagePolicy(AdaptedPolicy):
         if self._compiled is not None:
             self._compiled.check(self.network, sequences)
         return sequences
-
-
-def _choose_step(
-    network: GlmImageNetwork, truncation: Truncation, *, is_compiling: bool
-) -> StepBuilder:
-    return ChosenStep(partial(draw_next, network, truncation), is_compiling=is_compiling)

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import JanusForConditionalGeneration
 
 from glm_grpo.models.adapted_policy import PolicyNetwork
@@ -64,6 +64,12 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
         self.has_entropy_gradient = False
 
     @property
+    def head(self) -> nn.Linear:
+        """See `PolicyNetwork`."""
+        last: nn.Linear = self.generation_head.vision_head
+        return last
+
+    @property
     def is_guided(self) -> bool:
         """Whether every image takes a second row, without the prompt."""
         return self.guidance_scale > 1.0
@@ -80,7 +86,7 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
         Plain tensors, because engines find the tensors of a backward pass only in tuples.
         """
         sequences = TokenSequences(input_ids, attention_mask, token_ids, sampling_mask)
-        last = self.generation_head.vision_head
+        last = self.head
         scores = score_tokens(
             self._read(sequences),
             last.weight,
@@ -97,7 +103,7 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
 
     def log_probs(self, sequences: TokenSequences) -> Float32[Tensor, "N T"]:
         """Only the log-probabilities of `forward`, without gradient."""
-        last = self.generation_head.vision_head
+        last = self.head
         return token_log_probs(
             self._read(sequences),
             last.weight,
@@ -110,7 +116,7 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
 
     def logits(self, hidden_states: Float[Tensor, "R D"]) -> Float32[Tensor, "N V"]:
         """Guided logits in fp32, divided by the temperature, from the states of all rows."""
-        last = self.generation_head.vision_head
+        last = self.head
         products = self._guide(hidden_states) @ last.weight.T
         return (products.float() + last.bias) / self.temperature
 

@@ -7,14 +7,11 @@ guidance. Generation head, aligner and embeddings are always frozen.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.grpo.credit import TokenPlaces, token_places
-from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import UNTRUNCATED, Truncation
@@ -26,9 +23,10 @@ from glm_grpo.models.janus_pro.prompt_inputs import (
     picture_tokens,
     special_ids,
 )
-from glm_grpo.models.janus_pro.sampling import draw_next, sample_rollout
-from glm_grpo.models.janus_pro.token_step import ChosenStep, StepBuilder
-from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
+from glm_grpo.models.janus_pro.sampling import read_prompts
+from glm_grpo.models.janus_pro.token_step import JanusPrompts, choose_step
+from glm_grpo.models.token_step import StepBuilder
+from glm_grpo.types import PromptBatch, Rollout
 from rewards.parts import Grid
 
 ADAPTED_MODULES = (
@@ -73,14 +71,12 @@ class JanusProPolicy(AdaptedPolicy):
         self.codebook_size: int = model.config.vq_config.num_embeddings
         self._side: int = model.model.vqmodel.quantize.quant_state_dims[0]
         self.ids = special_ids(model, parts.processor)
-        self._truncation = truncation
-        self._encoded: tuple[PromptBatch, PromptInputs] | None = None
         network = JanusNetwork(model, temperature=temperature, guidance_scale=guidance_scale)
         network.has_entropy_gradient = has_entropy_gradient
-        self._build_step = _choose_step(network, truncation)
         super().__init__(
             model,
             network,
+            truncation=truncation,
             trained=network.language_model,
             adapted_modules=ADAPTED_MODULES,
             adapter_rank=adapter_rank,
@@ -89,16 +85,6 @@ class JanusProPolicy(AdaptedPolicy):
             needs_reference=needs_reference,
             seed=seed,
         )
-
-    @property
-    def device(self) -> torch.device:
-        """Present device of the generation head."""
-        return self.network.generation_head.vision_head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the generation head, which is never quantised."""
-        return self.network.generation_head.vision_head.weight.dtype
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Language model, and the embeddings, aligner and head of generated tokens."""
@@ -122,19 +108,16 @@ class JanusProPolicy(AdaptedPolicy):
         with torch.no_grad():
             self.network(*TokenSequences(one.expand(rows, 1), None, one, None))
 
-    def first_layers(self, count: int) -> JanusProPolicy:
-        """See `AdaptedPolicy`."""
-        copied: JanusProPolicy = super().first_layers(count)
-        copied._build_step = _choose_step(copied.network, self._truncation)
-        copied._encoded = None
-        return copied
+    def _encode(self, batch: PromptBatch) -> PromptInputs:
+        captions = [prompt.prompt for prompt in batch.prompts]
+        return encode_prompts(self.processor, captions, self.ids)
 
-    def encode(self, batch: PromptBatch) -> PromptInputs:
-        """Encode the prompts of a batch, one row each; the last batch is cached."""
-        if self._encoded is None or self._encoded[0] is not batch:
-            captions = [prompt.prompt for prompt in batch.prompts]
-            self._encoded = (batch, encode_prompts(self.processor, captions, self.ids))
-        return self._encoded[1]
+    def _read_prompts(self, batch: PromptBatch) -> JanusPrompts:
+        inputs = self._rows_of(self.encode(batch))
+        return read_prompts(self.network, inputs, self.tokens_per_image(batch))
+
+    def _choose_step(self, prompts: JanusPrompts) -> StepBuilder:
+        return choose_step(self.network, prompts, self._draw)
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
         """See `Policy`; there are no source pictures."""
@@ -148,25 +131,6 @@ class JanusProPolicy(AdaptedPolicy):
         """See `Policy`; a place is a token."""
         grid = Grid(self._side, self._side)
         return token_places((grid,), grid)
-
-    def sample(
-        self,
-        batch: PromptBatch,
-        *,
-        phase: str = "rollout",
-        count: Count = not_counted,
-    ) -> Rollout:
-        """See `Policy`."""
-        return sample_rollout(
-            self.network,
-            self._rows_of(self.encode(batch)),
-            batch,
-            num_tokens=self.tokens_per_image(batch),
-            truncation=self._truncation,
-            phase=phase,
-            build_step=self._build_step,
-            count=count,
-        )
 
     def tokenize_pictures(
         self,
@@ -188,19 +152,6 @@ class JanusProPolicy(AdaptedPolicy):
             )
         return picture_tokens(self.model.model.vqmodel, pixels)
 
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        """See `PolicyForUpdate`."""
-        sequences = self._sequences(prompts, rollout, rows)
-        with self.replaying(self.network.language_model):
-            log_probs, entropy, outside_codebook = self._wrapped(*sequences)
-        return Replay(log_probs, entropy=entropy, outside_codebook=outside_codebook)
-
-    def reference_log_probs(
-        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
-    ) -> Float32[Tensor, "N T"]:
-        """See `PolicyForUpdate`."""
-        return self.log_probs_of_reference(self._sequences(prompts, rollout, rows))
-
     def _rows_of(self, inputs: PromptInputs) -> PromptInputs:
         """Rows of the language model: with guidance, the prompts without text after the others."""
         return inputs.with_unconditional(self.ids) if self.network.is_guided else inputs
@@ -208,7 +159,6 @@ class JanusProPolicy(AdaptedPolicy):
     def _sequences(
         self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> TokenSequences:
-        """Prompts and tokens of some images, as inputs of the network."""
         inputs = self._rows_of(self.encode(batch).rows(rows // batch.group_size))
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         mask = None
@@ -227,7 +177,3 @@ class JanusProPolicy(AdaptedPolicy):
             token_ids=token_ids.to(self.device),
             sampling_mask=sampling_mask,
         )
-
-
-def _choose_step(network: JanusNetwork, truncation: Truncation) -> StepBuilder:
-    return ChosenStep(partial(draw_next, network, truncation))

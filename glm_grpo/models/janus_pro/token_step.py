@@ -6,88 +6,69 @@ to room for more tokens than there are, and masks what is not written yet.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from glm_grpo.models.compiling import STEP_TOLERANCES, reason_of
 from glm_grpo.models.janus_pro.network import JanusNetwork
-from glm_grpo.models.recording import Recording
+from glm_grpo.models.recording import records
+from glm_grpo.models.token_step import (
+    Finish,
+    FixedShapes,
+    ReadPrompts,
+    Recorded,
+    Step,
+    StepBuilder,
+    choose_equal_step,
+)
 
 _WIDTHS = 4
 """Graphs of a rollout, each for a quarter of the tokens: fewer read more memory that is masked, and
 more take longer to record."""
 
-_CHECKED_TOKENS = 3
-"""Tokens to compare. The first reads only the prompt; the others also generated tokens."""
 
-_Finished = TypeVar("_Finished")
-Finish = Callable[[Float[Tensor, "R D"], Float64[Tensor, " N"]], _Finished]
-"""Work on the states of all rows, and a uniform number per sample, that follows the step."""
+@dataclass(frozen=True)
+class JanusPrompts(ReadPrompts):
+    """See `ReadPrompts`; with guidance there are two rows of each prompt.
 
-_logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class StepBuilder(Protocol):
-    """Builds a step that continues prefilled prompts; arguments as in `TokenStep`."""
-
-    def __call__(
-        self,
-        network: JanusNetwork,
-        caches: Sequence[Cache],
-        mask: Int64[Tensor, "R L"] | None,
-        *,
-        group_size: int,
-        num_tokens: int,
-    ) -> TokenStep:
-        """See `TokenStep`."""
-        ...
-
-
-class TokenStep:
-    """Reads one token of every sample; returns the state of every row.
-
-    Args:
-        caches: Keys and values of the prompts, in parts of the rows.
-        mask: 1 on the prompts' tokens; None if there is no padding.
-        group_size: G, samples of each row.
-        num_tokens: T; the last token is drawn, but not read.
+    Attributes:
+        caches: Keys and values, in parts of the rows.
+        mask: 1 on tokens; None if there is no padding.
     """
 
-    def __init__(
-        self,
-        network: JanusNetwork,
-        caches: Sequence[Cache],
-        mask: Int64[Tensor, "R L"] | None,
-        *,
-        group_size: int,
-        num_tokens: int,
-    ) -> None:
+    caches: Sequence[Cache]
+    mask: Int64[Tensor, "R L"] | None
+
+
+class TokenStep(Step):
+    """The stock layers, one token of every sample at a time.
+
+    Args:
+        group_size: G, samples of each row.
+    """
+
+    def __init__(self, network: JanusNetwork, prompts: JanusPrompts, group_size: int) -> None:
         self._network = network
         self._cache = DynamicCache()
-        parts = zip(*(cache.layers for cache in caches), strict=True)
-        self._layers = [FilledLayer(each, group_size, num_tokens - 1) for each in parts]
+        parts = zip(*(cache.layers for cache in prompts.caches), strict=True)
+        self._layers = [FilledLayer(each, group_size, prompts.num_tokens - 1) for each in parts]
         self._cache.layers = [*self._layers]
+        mask = prompts.mask
         self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
 
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        """Read one token of each sample."""
+        """See `Step`."""
         position_ids = None
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
             position_ids = self._mask.sum(dim=1, keepdim=True) - 1
         return self._read(token_ids, self._mask, position_ids)
-
-    def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
-        """The step followed by `finish`, as a function of tokens and uniforms."""
-        return lambda token_ids, uniforms: finish(self(token_ids), uniforms)
 
     def _read(
         self, token_ids: Int64[Tensor, " N"], mask: Tensor | None, position_ids: Tensor | None
@@ -103,41 +84,25 @@ class TokenStep:
         return hidden
 
 
-class FixedShapesStep(TokenStep):
-    """Reads tokens with operations that are the same for a quarter of them; arguments as there.
+class FixedShapesStep(FixedShapes, TokenStep):
+    """`TokenStep` with the same operations for a quarter of the tokens."""
 
-    The number of the current token is kept on the device.
-    """
-
-    def __init__(
-        self,
-        network: JanusNetwork,
-        caches: Sequence[Cache],
-        mask: Int64[Tensor, "R L"] | None,
-        *,
-        group_size: int,
-        num_tokens: int,
-    ) -> None:
-        super().__init__(network, caches, mask, group_size=group_size, num_tokens=num_tokens)
+    def __init__(self, network: JanusNetwork, prompts: JanusPrompts, group_size: int) -> None:
+        super().__init__(network, prompts, group_size)
         like = self._layers[0].room
         rows, length = like.shape[0], self._layers[0].written
-        prompts = torch.ones(rows, length, device=like.device, dtype=torch.long)
+        mask = torch.ones(rows, length, device=like.device, dtype=torch.long)
         if self._mask is not None:
-            prompts = self._mask
-        self._position_ids = prompts.sum(dim=1, keepdim=True)
+            mask = self._mask
+        self._position_ids = mask.sum(dim=1, keepdim=True)
         # Added to the scores of attention: 0 on what is read.
         bias = torch.full((rows, like.shape[2]), -torch.inf, device=like.device, dtype=like.dtype)
-        bias[:, :length].masked_fill_(prompts == 1, 0.0)
+        bias[:, :length].masked_fill_(mask == 1, 0.0)
         self._bias = bias[:, None, None]
         self._at = torch.full((1,), length, device=like.device, dtype=torch.long)
-        self._length, self._tokens, self._read_tokens = length, num_tokens - 1, 0
+        self._length, self._tokens, self._read_tokens = length, prompts.num_tokens - 1, 0
         for layer in self._layers:
             layer.at = self._at
-
-    def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        """Read one token of each sample."""
-        self._widen()
-        return self._read_next(token_ids)
 
     def _widen(self) -> int:
         """Let layers show room for the next quarter of the tokens; returns the width."""
@@ -158,110 +123,14 @@ class FixedShapesStep(TokenStep):
         return hidden
 
 
-class RecordedStep(FixedShapesStep):
-    """`FixedShapesStep` as CUDA graphs, which may include the work on its states."""
-
-    _recorded: dict[int, Recording] | None = None
-
-    def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        """Read one token of each sample."""
-        self._recorded = {} if self._recorded is None else self._recorded
-        width = self._widen()
-        hidden: Tensor = self._recorded.setdefault(width, Recording(self._read_next))(token_ids)
-        return hidden
-
-    def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
-        """See `TokenStep`."""
-        recorded: dict[int, Recording] = {}
-
-        def work(token_ids: Tensor, uniforms: Tensor) -> _Finished:
-            return finish(self._read_next(token_ids), uniforms)
-
-        def read_and_finish(token_ids: Tensor, uniforms: Tensor) -> _Finished:
-            finished: _Finished = recorded.setdefault(self._widen(), Recording(work))(
-                token_ids, uniforms
-            )
-            return finished
-
-        return read_and_finish
+class RecordedStep(Recorded, FixedShapesStep):
+    """`FixedShapesStep` as CUDA graphs, one for each quarter of the tokens."""
 
 
-@torch.no_grad()
-def choose_step(
-    network: JanusNetwork,
-    caches: Sequence[Cache],
-    mask: Int64[Tensor, "R L"] | None,
-    *,
-    num_tokens: int,
-    finish: Finish[Any],
-) -> StepBuilder:
-    """Choose the recorded step if it equals the eager one on these prompts; warn if it does not.
-
-    Args:
-        caches: Prefilled with the prompts; not changed.
-        finish: Work on the states, which a recorded step must be able to record.
-    """
-    device = caches[0].layers[0].keys.device
-    if num_tokens < 2 or not _records(device):
-        return TokenStep
-    try:
-        recorded, eager, finishing = (
-            build(network, caches, mask, group_size=1, num_tokens=num_tokens)
-            for build in (RecordedStep, TokenStep, RecordedStep)
-        )
-        read_and_finish = finishing.then(finish)
-        rows = sum(len(cache.layers[0].keys) for cache in caches) // (1 + network.is_guided)
-        uniforms = torch.full((rows,), 0.5, dtype=torch.float64, device=device)
-        for token in range(min(num_tokens - 1, _CHECKED_TOKENS)):
-            token_ids = torch.full((rows,), token, device=device)
-            found, expected = recorded(token_ids), eager(token_ids)
-            read_and_finish(token_ids, uniforms)
-        gap = float((found - expected).abs().max() / expected.abs().max())
-        reason = f"hidden states differ by {gap:.1e}"
-        if gap <= STEP_TOLERANCES[expected.dtype]:
-            return RecordedStep
-    # Layers of another version of transformers, or a kernel that cannot be recorded.
-    except Exception as error:
-        reason = reason_of(error)
-    _logger.warning(
-        "the recorded token step does not fit this model (%s): a slower one is used; check that "
-        "your version of transformers is supported",
-        reason,
-    )
-    return TokenStep
-
-
-def _records(device: torch.device) -> bool:
-    """Whether a device runs CUDA graphs."""
-    return device.type == "cuda"
-
-
-class ChosenStep:
-    """Builds the step that `choose_step` finds at the first call; a `StepBuilder`.
-
-    Args:
-        finish: As in `choose_step`.
-    """
-
-    def __init__(self, finish: Finish[Any]) -> None:
-        self._finish = finish
-        self._build: StepBuilder | None = None
-
-    def __call__(
-        self,
-        network: JanusNetwork,
-        caches: Sequence[Cache],
-        mask: Int64[Tensor, "R L"] | None,
-        *,
-        group_size: int,
-        num_tokens: int,
-    ) -> TokenStep:
-        """See `StepBuilder`."""
-        if self._build is None:
-            self._build = choose_step(
-                network, caches, mask, num_tokens=num_tokens, finish=self._finish
-            )
-        return self._build(network, caches, mask, group_size=group_size, num_tokens=num_tokens)
+def choose_step(network: JanusNetwork, prompts: JanusPrompts, finish: Finish[Any]) -> StepBuilder:
+    """Choose the recorded step if it equals the eager one, see `choose_equal_step`."""
+    fast = {"recorded token step": RecordedStep} if records(prompts.states.device) else {}
+    return choose_equal_step(fast, TokenStep, network, prompts, finish)
 
 
 class FilledLayer(DynamicLayer):

@@ -17,8 +17,7 @@ from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, part_bytes, read_part_configs
-from glm_grpo.models.glm_image.sampling import prefill
-from glm_grpo.models.glm_image.token_grid import batch_layout, generated_positions
+from glm_grpo.models.glm_image.sampling import read_prompts
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.plan.memory import language_tensors, trained_bytes
 from glm_grpo.prepared.loading import load_models
@@ -278,20 +277,9 @@ def test_recorded_step_equals_the_stock_one_in_4_bits(
     policy = adapted_policy(pipeline_quantised_on_the_card)
     for module in policy.modules():
         module.to("cuda")
-    inputs, group = policy.encode(batch), batch.group_size
-    layout = batch_layout(batch)
-    positions = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
-    model = policy.model.model.language_model
-    _, cache = prefill(
-        model,
-        inputs.input_ids.cuda(),
-        inputs.position_ids.cuda(),
-        attention_mask=inputs.attention_mask.cuda(),
-    )
-    recorded, stock = (
-        build(model, inputs, cache, group_size=group, positions=positions)
-        for build in (RecordedStep, StockStep)
-    )
+    group = batch.group_size
+    prompts = read_prompts(policy.network, policy.encode(batch), batch)
+    recorded, stock = (build(policy.network, prompts, group) for build in (RecordedStep, StockStep))
     generator = torch.Generator().manual_seed(2)
     for _ in range(8):
         token_ids = torch.randint(512, (len(batch.prompts) * group,), generator=generator).cuda()

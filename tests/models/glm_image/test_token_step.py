@@ -16,8 +16,9 @@ from transformers.models.glm_image.configuration_glm_image import GlmImageTextCo
 
 from glm_grpo.models.glm_image.fast import stock_step, token_step
 from glm_grpo.models.glm_image.fast.recorded_step import FixedShapesStep, RecordedStep
-from glm_grpo.models.glm_image.fast.stock_step import ChosenStep, StockStep, choose_step
-from glm_grpo.models.glm_image.fast.token_step import TokenStep
+from glm_grpo.models.glm_image.fast.stock_step import StockStep, choose_step
+from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts, TokenStep
+from glm_grpo.models.glm_image.network import GlmImageNetwork
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
 from glm_grpo.models.lora import AdaptedLinear
 
@@ -88,8 +89,7 @@ def test_token_step_equals_the_forward_pass_over_whole_rows(
     generator = torch.Generator().manual_seed(2)
     token_ids = torch.randint(2, 50, (len(lengths) * GROUP, TOKENS), generator=generator)
     positions = later(inputs)
-    cache = prefilled(model, inputs)
-    step = TokenStep(model, inputs, cache, group_size=GROUP, positions=positions)
+    step = TokenStep(network_of(model), prefilled(model, inputs), GROUP)
     if largest_growth is None:
         step._is_growing = False
     stepwise = torch.stack([step(token_ids[:, index]) for index in range(TOKENS)], dim=1)
@@ -141,16 +141,23 @@ def test_adapted_maps_give_what_their_modules_give(dtype: torch.dtype, use_dora:
             assert torch.equal(given, unadapted)
 
 
-def prefilled(model: GlmImageTextModel, inputs: PromptInputs) -> DynamicCache:
+def prefilled(model: GlmImageTextModel, inputs: PromptInputs) -> GlmImagePrompts:
     cache = DynamicCache()
-    model(
+    states = model(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
         position_ids=inputs.position_ids,
         past_key_values=cache,
         use_cache=True,
+    ).last_hidden_state
+    return GlmImagePrompts(
+        states[:, -1], len(states), TOKENS, cache, inputs.attention_mask.cpu(), later(inputs)
     )
-    return cache
+
+
+def network_of(model: GlmImageTextModel) -> GlmImageNetwork:
+    """With a head that no step reads."""
+    return GlmImageNetwork(model, torch.nn.Linear(64, 50), codebook_size=50, temperature=1.0)
 
 
 def later(inputs: PromptInputs) -> torch.Tensor:
@@ -167,8 +174,8 @@ def weigh(hidden: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_stock_step_equals_the_fast_one() -> None:
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
-    cache, options = prefilled(model, inputs), {"group_size": GROUP, "positions": later(inputs)}
-    fast, stock = (build(model, inputs, cache, **options) for build in (TokenStep, StockStep))
+    network, prompts = network_of(model), prefilled(model, inputs)
+    fast, stock = (build(network, prompts, GROUP) for build in (TokenStep, StockStep))
     generator = torch.Generator().manual_seed(2)
     for _ in range(TOKENS):
         token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator)
@@ -178,11 +185,11 @@ def test_stock_step_equals_the_fast_one() -> None:
 @torch.no_grad()
 def test_the_fast_step_is_chosen_where_it_equals_the_stock_one(caplog: Any) -> None:
     model, inputs = make_model(2, 0.5), make_inputs([6, 3, 4])
-    cache = prefilled(model, inputs)
-    before = [layer.keys.clone() for layer in cache.layers]
-    assert choose_step(model, inputs, cache, positions=later(inputs), finish=weigh) is TokenStep
+    prompts = prefilled(model, inputs)
+    before = [layer.keys.clone() for layer in prompts.cache.layers]
+    assert choose_step(network_of(model), prompts, weigh) is TokenStep
     assert caplog.text == ""
-    for layer, keys in zip(cache.layers, before, strict=True):
+    for layer, keys in zip(prompts.cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys)
 
 
@@ -194,8 +201,7 @@ def test_the_stock_step_is_used_where_the_fast_one_cannot_draw(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
-    cache = prefilled(model, inputs)
-    build = choose_step(model, inputs, cache, positions=later(inputs), finish=fail)
+    build = choose_step(network_of(model), prefilled(model, inputs), fail)
     assert build is StockStep
     assert "stream is capturing" in caplog.text
 
@@ -209,8 +215,7 @@ def other_scale(model: GlmImageTextModel) -> None:
 def test_the_stock_step_is_used_where_the_fast_one_gives_something_else(caplog: Any) -> None:
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
     other_scale(model)
-    cache = prefilled(model, inputs)
-    assert choose_step(model, inputs, cache, positions=later(inputs), finish=weigh) is StockStep
+    assert choose_step(network_of(model), prefilled(model, inputs), weigh) is StockStep
     assert re.search("hidden states differ by.*a slower one is used", caplog.text)
 
 
@@ -222,20 +227,9 @@ def test_the_stock_step_is_used_where_the_fast_one_finds_other_parts(
         raise AttributeError("no post_attention_layernorm")
 
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
-    cache = prefilled(model, inputs)
     monkeypatch.setattr(stock_step, "TokenStep", fail)
-    assert choose_step(model, inputs, cache, positions=later(inputs), finish=weigh) is StockStep
+    assert choose_step(network_of(model), prefilled(model, inputs), weigh) is StockStep
     assert re.search("AttributeError: .*layernorm.*a slower one is used", caplog.text)
-
-
-def test_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = make_model(2, 0.5), make_inputs([4, 4])
-    choices = iter([StockStep])
-    monkeypatch.setattr(stock_step, "choose_step", lambda *_, **__: next(choices))
-    build = ChosenStep(weigh)
-    cache, options = prefilled(model, inputs), {"group_size": 1, "positions": later(inputs)}
-    assert isinstance(build(model, inputs, cache, **options), StockStep)
-    assert isinstance(build(model, inputs, cache, **options), StockStep)
 
 
 @torch.no_grad()
@@ -246,17 +240,16 @@ def test_memory_that_runs_out_is_no_reason_for_the_stock_step(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     model, inputs = make_model(2, 0.5), make_inputs([4, 4])
-    cache = prefilled(model, inputs)
     monkeypatch.setattr(stock_step, "TokenStep", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        choose_step(model, inputs, cache, positions=later(inputs), finish=weigh)
+        choose_step(network_of(model), prefilled(model, inputs), weigh)
 
 
 @torch.no_grad()
 def test_step_of_fixed_shapes_equals_the_fast_one() -> None:
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
-    cache, options = prefilled(model, inputs), {"group_size": GROUP, "positions": later(inputs)}
-    fixed, fast = (build(model, inputs, cache, **options) for build in (FixedShapesStep, TokenStep))
+    network, prompts = network_of(model), prefilled(model, inputs)
+    fixed, fast = (build(network, prompts, GROUP) for build in (FixedShapesStep, TokenStep))
     generator = torch.Generator().manual_seed(2)
     for _ in range(TOKENS):
         token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator)
@@ -289,9 +282,9 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]
 def assert_compiled_step_equals_the_fast_one(dtype: torch.dtype) -> None:
     model, inputs = make_model(2, 0.5).to(dtype), make_inputs([6, 3])
     adapt(model, LoraConfig(r=4, target_modules=EVERY_MAP))
-    cache, options = prefilled(model, inputs), {"group_size": GROUP, "positions": later(inputs)}
-    compiled = FixedShapesStep(model, inputs, cache, is_compiled=True, **options)
-    fast = TokenStep(model, inputs, cache, **options)
+    network, prompts = network_of(model), prefilled(model, inputs)
+    compiled = FixedShapesStep(network, prompts, GROUP, is_compiled=True)
+    fast = TokenStep(network, prompts, GROUP)
     generator = torch.Generator().manual_seed(2)
     for _ in range(TOKENS):
         token_ids = torch.randint(2, 50, (2 * GROUP,), generator=generator)
@@ -341,13 +334,10 @@ def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
     model, inputs = make_model(2, 0.5).to("cuda", dtype), make_inputs([6, 3])
     if is_adapted:
         adapt(model, LoraConfig(r=4, target_modules=EVERY_MAP))
-    cache = prefilled(model, on_the_accelerator(inputs))
-    build = choose_step(
-        model, inputs, cache, positions=later(inputs), finish=weigh, is_compiling=is_compiling
-    )
+    network, prompts = network_of(model), prefilled(model, on_the_accelerator(inputs))
+    build = choose_step(network, prompts, weigh, is_compiling=is_compiling)
     assert caplog.text == ""
-    options = {"group_size": GROUP, "positions": later(inputs)}
-    recorded, fast = (each(model, inputs, cache, **options) for each in (build, TokenStep))
+    recorded, fast = (each(network, prompts, GROUP) for each in (build, TokenStep))
     assert isinstance(recorded, RecordedStep)
     read = recorded.then(lambda hidden, uniforms: (hidden * uniforms.unsqueeze(-1), None))
     generator = torch.Generator().manual_seed(2)

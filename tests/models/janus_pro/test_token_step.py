@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from glm_grpo.models.janus_pro import sampling, token_step
+from glm_grpo.models import adapted_policy
+from glm_grpo.models.janus_pro import token_step
 from glm_grpo.models.janus_pro.loading import JanusPro
 from glm_grpo.models.janus_pro.token_step import FixedShapesStep, RecordedStep, TokenStep
 
@@ -50,9 +51,9 @@ def test_a_step_that_differs_is_not_chosen(make_janus_policy, janus_batch, monke
     policy = make_janus_policy()
     # Everything of the choice but the accelerator.
     monkeypatch.setattr(token_step, "RecordedStep", FixedShapesStep)
-    monkeypatch.setattr(token_step, "_records", lambda device: True)
+    monkeypatch.setattr(token_step, "records", lambda device: True)
     policy.sample(janus_batch)
-    assert policy._build_step._build is FixedShapesStep
+    assert policy._build_step is FixedShapesStep
 
     class Shifted(FixedShapesStep):
         def _read_next(self, token_ids):
@@ -61,7 +62,7 @@ def test_a_step_that_differs_is_not_chosen(make_janus_policy, janus_batch, monke
     monkeypatch.setattr(token_step, "RecordedStep", Shifted)
     policy = make_janus_policy()
     policy.sample(janus_batch)
-    assert policy._build_step._build is TokenStep
+    assert policy._build_step is TokenStep
     assert "hidden states differ" in caplog.text
 
 
@@ -93,7 +94,7 @@ def test_adapters_are_cast_once_a_rollout(
     for _ in range(2):
         rollout, casts = sample_after(0.1)
         # Two factors of each of 14 layers; 15 of 16 tokens are read, after the prompts.
-        monkeypatch.setattr(sampling, "held_factors", lambda model: nullcontext())
+        monkeypatch.setattr(adapted_policy, "held_factors", lambda model: nullcontext())
         usual, usual_casts = sample_after(0.0)
         monkeypatch.undo()
         assert usual_casts - casts == 2 * 14 * 15
@@ -109,7 +110,7 @@ def test_a_recorded_step_is_chosen_on_an_accelerator(make_janus_policy, janus_ba
     policy = make_janus_policy(adapter_rank=4)
     policy.model.to("cuda", dtype)
     recorded = policy.sample(janus_batch)
-    assert policy._build_step._build is RecordedStep
+    assert policy._build_step is RecordedStep
     replay = policy.replay(janus_batch, recorded, torch.arange(9)).log_probs.cpu()
     gap = (replay - recorded.log_probs.flatten(0, 1)).abs().mean()
     assert gap < (1e-3 if dtype == torch.float32 else 5e-2)

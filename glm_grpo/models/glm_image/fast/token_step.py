@@ -7,21 +7,22 @@ for all samples of its group.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from functools import partial
+from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from transformers import GlmImageTextModel
 from transformers.cache_utils import Cache
 
 from glm_grpo.models.compiling import COMPILING
-from glm_grpo.models.glm_image.prompt_inputs import PromptInputs
+from glm_grpo.models.glm_image.network import GlmImageNetwork
 from glm_grpo.models.lora import AdaptedLinear, add_adapter, half_factors
+from glm_grpo.models.token_step import ReadPrompts, Step
 
 _LARGEST_GROWTH = 64
 """Tokens by which keys and values grow in CPU memory. A step reads all allocated rows; reading only
@@ -34,22 +35,20 @@ _NORMS = (
     "post_mlp_layernorm",
 )
 
-_Finished = TypeVar("_Finished")
-Finish = Callable[[Float[Tensor, "N D"], Float64[Tensor, " N"]], _Finished]
-"""Work on the hidden states, and a uniform number per sample, that follows the step."""
 
+@dataclass(frozen=True)
+class GlmImagePrompts(ReadPrompts):
+    """See `ReadPrompts`.
 
-@runtime_checkable
-class Step(Protocol):
-    """Reads one token per sample; returns the hidden states that predict the next one."""
+    Attributes:
+        cache: Keys and values, filled by the model's forward pass.
+        mask: 1 on tokens, 0 on padding on the left.
+        positions: Positions of the generated tokens.
+    """
 
-    def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Read one token per sample."""
-        ...
-
-    def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
-        """The step followed by `finish`, as a function of tokens and uniforms."""
-        return lambda token_ids, uniforms: finish(self(token_ids), uniforms)
+    cache: Cache
+    mask: Int64[Tensor, "P L"]
+    positions: Int64[Tensor, "3 P T"]
 
 
 @dataclass
@@ -107,40 +106,37 @@ class Position:
 
 
 class TokenStep(Step):
-    """Continues prefilled prompts, one token of every sample at a time.
+    """Continues read prompts, one token of every sample at a time.
 
-    Row i belongs to prompt i // group_size. Hidden states equal those of the model's own forward
-    pass to rounding.
+    Hidden states equal those of the model's own forward pass to rounding.
 
     Args:
-        cache: Filled by the model's forward pass over the prompts.
-        positions: Positions of the generated tokens, T for each prompt.
+        group_size: G.
         is_compiled: Whether to compile the parts of a layer before and after attention.
     """
 
     def __init__(
         self,
-        language_model: GlmImageTextModel,
-        inputs: PromptInputs,
-        cache: Cache,
-        *,
+        network: GlmImageNetwork,
+        prompts: GlmImagePrompts,
         group_size: int,
-        positions: Int64[Tensor, "3 P T"],
+        *,
         is_compiled: bool = False,
     ) -> None:
+        language_model, cache, positions = network.language_model, prompts.cache, prompts.positions
         self._before: Callable[..., Any]
         self._after: Callable[..., Any]
         self._before, self._after = _compiled() if is_compiled else (_before, _after)
         self._group_size = group_size
         self._written = 0
         like = cache.layers[0].keys
-        prompts, self._heads, _, size = like.shape
-        num_tokens = positions.shape[-1]
+        rows, self._heads, _, size = like.shape
+        num_tokens = prompts.num_tokens
         # Growing pays on the CPU only, and needs memory for one more layer while that is copied.
         self._is_growing = like.device.type == "cpu"
         num_growths = math.ceil(num_tokens / _LARGEST_GROWTH) if self._is_growing else 1
         self._growth = math.ceil(num_tokens / num_growths)
-        empty = (prompts * group_size * self._heads, 0, size)
+        empty = (rows * group_size * self._heads, 0, size)
         self._layers = tuple(
             _Layer(
                 scaling=module.self_attn.scaling,
@@ -165,7 +161,7 @@ class TokenStep(Step):
         self._sin[..., : sin.shape[-1] // 2].neg_()
         self._embed = partial(nn.functional.embedding, weight=language_model.embed_tokens.weight)
         self._norm = _norm(language_model.norm)
-        is_padded = (inputs.attention_mask == 0).repeat_interleave(self._heads, dim=0)
+        is_padded = (prompts.mask == 0).repeat_interleave(self._heads, dim=0)
         self._is_padded = bool(is_padded.any())
         padding = torch.zeros(is_padded.shape).masked_fill_(is_padded, -torch.inf)
         self._padding = padding.unsqueeze(1).to(like)
@@ -258,7 +254,7 @@ def _after(
     return hidden + layer.norm["post_mlp_layernorm"](changed)
 
 
-@cache
+@functools.cache
 def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`_before` and `_after` compiled, for all layers of all rollouts.
 
