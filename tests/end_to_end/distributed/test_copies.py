@@ -45,6 +45,11 @@ def columns(path):
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
+def rows_by_image(path):
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    return {(row["prompt_id"], row["sample"]): row for row in rows}
+
+
 def assert_same_table(run, expected, name, *, within=1e-5):
     ours, theirs = columns(run / name), columns(expected / name)
     assert ours.keys() == theirs.keys()
@@ -93,6 +98,42 @@ def test_two_processes_give_the_figures_tables_and_pictures_of_one(launcher):
         ours, theirs = (np.asarray(Image.open(run / name), dtype=int) for run in (two, one))
         # Rounded to 256 levels, either way.
         assert abs(ours - theirs).max() <= 1, name
+
+
+BY_PLACE = """
+import torch
+from rewards import Scores
+
+def score(prompts, pixels):
+    light = pixels.float().mean(dim=1) / 255  # [N, H, W]
+    # Groups of longer words are flat.
+    is_flat = torch.tensor([len(prompt.texts[0]) > 3 for prompt in prompts])
+    parts = torch.where(is_flat[:, None, None], 0.5, light) / light[0].numel()
+    return Scores(parts.sum(dim=(1, 2)), parts=parts)
+"""
+
+
+def test_credit_by_place_and_refills_are_those_of_one_process(launcher):
+    (launcher.folder / "by_place.py").write_text(BY_PLACE)
+    launcher.write_prompts("train.txt", "red", ("STOP", "GO", "OPEN", "UP", "EXIT", "CAT", "ON"))
+    words = (
+        "+reward.terms.mine={kind: custom, weight: 1.0, function: 'by_place.py:score'}",
+        *("ocr=null", "aesthetic=null", "ssim=null", "advantage.credit=place"),
+        *("rollout.refill_rounds=2", "train.steps=1", "model.adapter={rank: 4, alpha: 8.0}"),
+    )
+    one = launcher.run("one", *words)
+    two = launcher.run("two", *words, processes=2)
+    assert_same_metrics(two, one)
+    # Each process stores its own replacements behind its own groups.
+    ours, theirs = (rows_by_image(run / "rollouts/step-000001.parquet") for run in (two, one))
+    assert ours.keys() == theirs.keys()
+    for image, row in theirs.items():
+        for name in (*EXACT, "is_discarded"):
+            assert ours[image][name] == row[name], (image, name)
+        for name in ("raw/mine", "advantage", "credit"):
+            assert np.asarray(ours[image][name]) == pytest.approx(np.asarray(row[name]), abs=1e-3)
+    assert {row["is_discarded"] for row in ours.values()} == {True, False}
+    assert any(np.ptp(row["credit"]) > 0 for row in ours.values())
 
 
 @pytest.mark.long
