@@ -207,13 +207,8 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     for each in (config, resumed):
         with pytest.raises(ModelError):
             run_training(each)
-    unplanned = "memory: not planned, because the size of the model or of the device is unknown"
-    folder = (
-        f"run folder: {tmp_path / 'run'} (open gallery/index.html in it once the first evaluation "
-        "is done)"
-    )
-    going_on = f"continuing {tmp_path / 'run'} from its start"
-    assert caplog.messages == [unplanned, folder, going_on, unplanned, folder]
+    assert caplog.text.count(f"run folder: {tmp_path / 'run'} ") == 2
+    assert caplog.text.count(f"continuing {tmp_path / 'run'} from its start") == 1
 
 
 def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
