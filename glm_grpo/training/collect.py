@@ -22,6 +22,7 @@ from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.types import Experience, PromptBatch, Rollout
+from rewards.parts import Grid
 from rewards.refusals import check_refusals, find_refusals, join_refusals
 from rewards.reweigh import combine, placed_contributions
 
@@ -55,15 +56,20 @@ def collect(
         PeerError: Another process failed.
     """
     with processes.together():
-        experience = sample_and_score(models, batch, config, clock)
+        by_place = config.advantage.credit == "place"
+        places = models.policy.token_places(batch) if by_place else None
+        grid = None if places is None else places.grid
+        sampled = partial(_sample_and_score, models, config=config, clock=clock, grid=grid)
+        experience = sampled(batch)
     if spares is not None:
-        experience = _refill(models, experience, spares, config, clock, processes)
+        rounds = config.rollout.refill_rounds
+        experience = _refill(experience, spares, sampled, rounds, processes)
     _check_refusals(experience, processes)
-    return with_advantages(models, experience, config, processes)
+    return with_advantages(experience, config, places, processes)
 
 
-def sample_and_score(
-    models: Models, batch: PromptBatch, config: Config, clock: PhaseClock
+def _sample_and_score(
+    models: Models, batch: PromptBatch, *, config: Config, clock: PhaseClock, grid: Grid | None
 ) -> Experience:
     """Experience of some prompts, with advantages of 0 until all groups are sampled."""
     kl_coef, kl_coef_in_reward = config.loss.kl_coef, config.loss.kl_coef_in_reward
@@ -79,14 +85,13 @@ def sample_and_score(
 
     # While waiting for scores, if the policy does not have to be moved back for it.
     is_early = kl_coef > 0 and not models.offload.moves("policy")
-    places = _places(models, batch, config)
     images, table = decode_and_score(
         models.with_decode_steps(config.decode.training_steps),
         batch,
         rollout.token_ids,
         clock,
         meanwhile=reference if is_early else None,
-        grid=places.grid if places else None,
+        grid=grid,
     )
     totals = combine(table, mode=config.reward.combine)
     penalties = torch.zeros_like(totals)
@@ -119,20 +124,22 @@ def _check_refusals(experience: Experience, processes: Processes) -> None:
 
 
 def with_advantages(
-    models: Models, experience: Experience, config: Config, processes: Processes = ALONE
+    experience: Experience,
+    config: Config,
+    places: TokenPlaces | None,
+    processes: Processes = ALONE,
 ) -> Experience:
     """The same experience with the advantages that the config gives.
 
     Args:
         experience: With parts of its scores, if credit is by place.
         config: Combination and advantages are used.
+        places: Places of its tokens; None: credit by image.
     """
-    returns, mode, placed = experience.returns(), config.reward.combine, None
-    places = _places(models, experience.prompts, config)
+    returns, mode, placed, credit = experience.returns(), config.reward.combine, None, None
     if places is not None:
         placed = placed_contributions(experience.rewards, places.grid, mode=mode)
         credit = place_credit(returns, placed, places.grid)
-        experience = replace(experience, place_credit=credit)
     parts = processes.gather((returns, placed))
     of_all = torch.cat([part for part, _ in parts])
     if places is None:
@@ -149,7 +156,7 @@ def with_advantages(
             is_standardised=mode == "normalize_then_sum",
         )
     own = advantages.split([len(part) for part, _ in parts])[processes.rank]
-    return replace(experience, advantages=own)
+    return replace(experience, advantages=own, place_credit=credit)
 
 
 def image_advantages(
@@ -170,19 +177,11 @@ def image_advantages(
     )
 
 
-def _places(models: Models, batch: PromptBatch, config: Config) -> TokenPlaces | None:
-    """Places of the tokens; None with credit by image."""
-    if config.advantage.credit == "image":
-        return None
-    return models.policy.token_places(batch)
-
-
 def _refill(
-    models: Models,
     first: Experience,
     spares: SparePrompts,
-    config: Config,
-    clock: PhaseClock,
+    sampled: Callable[[PromptBatch], Experience],
+    rounds: int,
     processes: Processes,
 ) -> Experience:
     """Sample all rounds of groups, and choose which are trained on.
@@ -194,7 +193,7 @@ def _refill(
     trained = torch.arange(len(first.totals))
     flat = first.is_flat().nonzero().flatten()
     left = range(len(spares))
-    for _ in range(config.rollout.refill_rounds):
+    for _ in range(rounds):
         wanted = processes.gather(len(flat))
         if not left or not any(wanted):
             break
@@ -204,7 +203,7 @@ def _refill(
         replaced, flat = flat[: len(own)], flat[:0]
         with processes.together():
             if own:
-                more = sample_and_score(models, spares.batch(own), config, clock)
+                more = sampled(spares.batch(own))
                 num_sampled = sum(len(part.totals) for part in parts)
                 trained[replaced] = num_sampled + torch.arange(len(own))
                 flat = replaced[more.is_flat()]

@@ -151,10 +151,11 @@ class CreditProbe:
             )
             return
         policy, rows = self._models.policy, self._update.micro_batch_size
-        gradients = []
+        gradients, places = [], policy.token_places(experience.prompts)
         with self._models.phase("update", replay_size(experience.prompts, policy, rows)):
             for config in self._ways:
-                credited = with_advantages(self._models, experience, config)
+                by_place = config.advantage.credit == "place"
+                credited = with_advantages(experience, config, places if by_place else None)
                 gradients.append(
                     policy_gradient(
                         policy,

@@ -111,7 +111,10 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
             strict=True,
         ):
             config = with_advantage(CONFIG, **cast(Any, changes))
-            credited = with_advantages(models, experience, config)
+            places = (
+                token_places((Grid(2, 2),), Grid(2, 2)) if changes["credit"] == "place" else None
+            )
+            credited = with_advantages(experience, config, places)
             (found,) = policy_gradient(models.policy, credited, update_settings(config))
             row.append(found.flatten().double())
     every = torch.stack([torch.stack(row) for row in gradients])
