@@ -148,7 +148,5 @@ def test_a_row_that_cannot_be_used_is_refused_by_its_line(
 
 def test_an_id_that_is_the_position_of_another_row_is_refused(folder: Path) -> None:
     path = written(folder / "a.jsonl", lines({"prompt": "x", "id": "00001"}, {"prompt": "y"}))
-    with pytest.raises(
-        DataError, match="line 2: id '00001' is already used by .*named by their position"
-    ):
+    with pytest.raises(DataError, match="line 2: id '00001' "):
         load(path)

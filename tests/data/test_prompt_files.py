@@ -132,7 +132,7 @@ def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither metadata\.jsonl nor prompts\.txt"):
         load(tmp_path)
     written(tmp_path / "prompts.txt", "a\n")
-    with pytest.raises(DataError, match=r"name one of its files, such as .*prompts\.txt"):
+    with pytest.raises(DataError, match=r"prompts\.txt"):
         load(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_a_table_with_text_that_is_not_utf8_is_refused_with_its_row(tmp_path: Pa
     )
     table = pyarrow.Table.from_arrays([pyarrow.array(["a", "b"]), text], ["prompt", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet, row 2: contains text that is not UTF-8"):
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: .*UTF-8"):
         load(tmp_path / "a.parquet")
 
 
@@ -212,7 +212,7 @@ def test_a_column_without_a_name_may_be_repeated(tmp_path: Path) -> None:
 
 def test_a_hub_data_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="nobody/nothing: neither a file or folder here nor"):
+    with pytest.raises(DataError, match="nobody/nothing"):
         load("nobody/nothing")
 
 

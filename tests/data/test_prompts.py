@@ -233,7 +233,7 @@ def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
     path = numbered_set(tmp_path, 3).path
     data = (f"data.path={path}", f"data.eval_path={path}")
     config = compose_config(configs_dir, "tiny", [*data, "rollout.prompts_per_step=4"])
-    with pytest.raises(DataError, match="prompts_per_step 4: .* contains only 3 prompts"):
+    with pytest.raises(DataError, match="prompts_per_step 4: .* 3 prompts"):
         prepare(config)
 
 

@@ -89,8 +89,8 @@ def test_config_takes_two_terms_of_one_kind_under_names_of_their_own() -> None:
             "ocr",
             {"engine": "rapidocr", "languages": ["en"]},
             "ocr.languages",
-            "is not an option of engine rapidocr",
-            "remove it, or set engine=easyocr",
+            "engine rapidocr",
+            "engine=easyocr",
         ),
         (
             "a",
@@ -103,8 +103,8 @@ def test_config_takes_two_terms_of_one_kind_under_names_of_their_own() -> None:
             "a",
             {"kind": "ssim", "zebra": 1},
             "a.zebra",
-            "is not an option of kind ssim",
-            "use any of weight, std_floor, timeout_seconds, only, when",
+            "kind ssim",
+            "weight, std_floor",
         ),
     ],
 )

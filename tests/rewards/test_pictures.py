@@ -152,7 +152,7 @@ def test_a_picture_is_shown_as_it_is_meant(what: str) -> None:
     ids=["no profile", "torn", "of another mode"],
 )
 def test_a_profile_that_cannot_be_used_is_refused(content: bytes, reason: str) -> None:
-    with pytest.raises(PictureError, match=rf"colour profile cannot be used: .*{reason}.*as sRGB"):
+    with pytest.raises(PictureError, match=rf"colour profile .*{reason}.*sRGB"):
         open_rgb(content)
 
 
@@ -170,7 +170,7 @@ def test_the_orientation_of_a_camera_is_applied() -> None:
 def test_a_torn_picture_is_refused(kind: str) -> None:
     content = stored(Image.fromarray(noise(16, 16, 3).numpy()), kind)
     assert open_rgb(content).size == (16, 16)
-    with pytest.raises(PictureError, match="cannot be used .*; give an intact PNG, JPEG,"):
+    with pytest.raises(PictureError, match="PNG, JPEG,"):
         open_rgb(content[: len(content) // 2])
 
 
@@ -179,7 +179,7 @@ def test_a_png_with_one_changed_byte_is_refused() -> None:
     content[len(content) // 2] ^= 1
     with Image.open(io.BytesIO(content)) as picture:
         picture.load()  # Pillow alone takes it
-    with pytest.raises(PictureError, match=r"cannot be used \(broken PNG file .* intact PNG file"):
+    with pytest.raises(PictureError, match="broken PNG file"):
         decode_png(bytes(content))
 
 
@@ -191,7 +191,7 @@ def test_a_png_with_one_changed_byte_is_refused() -> None:
 def test_what_is_no_picture_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
-    with pytest.raises(PictureError, match=r"cannot be used \(not a PNG, .* header is damaged"):
+    with pytest.raises(PictureError, match="not a PNG"):
         open_rgb(path)
 
 
@@ -201,7 +201,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_is_too_large_is_refused_by_its_header() -> None:
-    with pytest.raises(PictureError, match=r"exceeds limit .*; give .* at most 89478485 pixels"):
+    with pytest.raises(PictureError, match="at most 89478485 pixels"):
         open_rgb(png(10_000, 10_000))
 
 

@@ -62,9 +62,9 @@ def test_a_step_is_stopped_above_a_quarter_of_all_its_parts() -> None:
     check(one, one)
     alone = dataclasses.replace(one, raw=one.raw[1:], is_applicable=one.is_applicable[1:])
     check_refusals(find_refusals(PROMPTS[1:], alone), alone, pixels[1:])
-    with pytest.raises(RewardError, match="term judge refused 2 of 4 images: prompt b, image 0"):
+    with pytest.raises(RewardError, match="judge refused 2 of 4 .*prompt b, image 0"):
         check(make_table([[0.1, 0.2], [NAN, NAN]]))
-    with pytest.raises(RewardError, match="refused 3 of 8 images: prompt a, image 0") as caught:
+    with pytest.raises(RewardError, match="3 of 8 .*prompt a, image 0") as caught:
         check(whole, three)
     assert caught.value.pictures is not None
     assert caught.value.pictures[:, 0, 0, 0].tolist() == [0, 2, 3]

@@ -168,11 +168,9 @@ def test_a_scorer_that_fails_ends_the_step_and_lives_on(prompt: str, error: str)
 def test_a_server_that_is_down_ends_the_step_with_an_error_that_names_the_term() -> None:
     with serving(Level()) as url:
         reward = connect(url)
-    with pytest.raises(
-        RewardError, match=f"term mine, prompt dog: .*{url} gave no answer to /score"
-    ):
+    with pytest.raises(RewardError, match=f"mine, prompt dog: .*{url} .*/score"):
         score(reward)
-    with pytest.raises(RewardError, match=f"{url} gave no answer to /info .*serve-reward"):
+    with pytest.raises(RewardError, match=f"{url} .*/info .*serve-reward"):
         connect(url)
 
 
@@ -312,7 +310,7 @@ def test_remote_sends_the_token_of_the_variable_it_names(monkeypatch: pytest.Mon
         reward = build_reward(remote(url, token_variable="TOKEN_OF_MINE"), cpu)
         assert score(reward).tolist() == pytest.approx([0, 1 / 3, 2 / 3])
         for options in ({}, {"token_variable": None}):
-            with pytest.raises(RewardError, match="requires its token, but got another") as caught:
+            with pytest.raises(RewardError, match="token") as caught:
                 build_reward(remote(url, **options), cpu)
             assert "of-another-scorer" not in str(caught.value)
 

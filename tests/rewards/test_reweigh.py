@@ -150,7 +150,7 @@ def test_combine_by_the_untrained_model_leaves_masked_prompts_out_of_its_mean() 
 def test_combine_by_the_untrained_model_refuses_a_term_without_a_scale() -> None:
     untrained = make_table([[[0.0, 1.0]]], [1.0, 1.0], [[False, True]])
     later = make_table([[[0.5, 1.0]]], [1.0, 1.0])
-    with pytest.raises(RewardError, match="term_0 applies to held-out prompts now"):
+    with pytest.raises(RewardError, match="term_0 applies"):
         combine(later, mode="normalize_then_sum", untrained=untrained)
     # A term that is only shown needs none.
     shown = make_table([[[0.5, 1.0]]], [0.0, 1.0])
@@ -203,7 +203,7 @@ def test_shares_are_zero_where_every_group_is_flat() -> None:
 
 def test_combine_refuses_a_total_that_float32_cannot_hold() -> None:
     table = make_table([[[3e38, 1.0], [0.0, 1.0]]], [2.0, 1.0])
-    with pytest.raises(RewardError, match=r"total of prompt row 0, image 0 is inf.*term_0 3e\+38"):
+    with pytest.raises(RewardError, match=r"row 0, image 0 is inf.*term_0 3e\+38"):
         combine(table, mode="weighted_sum")
 
 
@@ -294,7 +294,7 @@ def test_refused_images_have_no_say_in_the_scale_of_evaluations() -> None:
     totals = combine(later, mode="normalize_then_sum", untrained=untrained)
     assert totals[[0, 2]].flatten().tolist() == pytest.approx([0.0, 2 / math.sqrt(2)])
     assert totals[1].isnan().all()
-    with pytest.raises(RewardError, match="term_0 .* scored no image in the evaluation of the unt"):
+    with pytest.raises(RewardError, match="term_0 .* scored no image"):
         combine(later, mode="normalize_then_sum", untrained=make_table([[[NAN]]], [1.0]))
 
 

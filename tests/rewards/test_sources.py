@@ -65,5 +65,5 @@ def test_pictures_to_compare_with_are_there_and_of_the_same_size() -> None:
     small = torch.zeros(1, 3, 32, 64, dtype=torch.uint8)
     with pytest.raises(ValueError, match="target of prompt edit is missing"):
         stack_compared([replace(EDIT, target=None)], small)
-    with pytest.raises(ValueError, match="source of prompt edit is 64 x 64, the image 64 x 32"):
+    with pytest.raises(ValueError, match="prompt edit is 64 x 64, the image 64 x 32"):
         stack_compared([EDIT], small, "source")

@@ -126,14 +126,14 @@ def test_needs_of_a_users_own_term_are_what_the_user_states(name: str) -> None:
     [
         ("aesthetic", {"clip_weights": "no.pt"}, r"^aesthetic\.clip_weights no\.pt"),
         ("aesthetic", {"head": "no.pth"}, r"^aesthetic\.head no\.pth"),
-        ("hps", {"checkpoint": "no.pt"}, r"^hps\.checkpoint no\.pt: no such file; download"),
+        ("hps", {"checkpoint": "no.pt"}, r"^hps\.checkpoint no\.pt"),
         ("hps", {"checkpoint": __file__, "clip_model": "no.json"}, r"^hps\.clip_model no\.json"),
         (
             "pick_score",
             {"model": "a/b/c"},
-            r"^pick_score\.model 'a/b/c' cannot be loaded .*Repo id",
+            r"^pick_score\.model 'a/b/c' ",
         ),
-        ("pick_score", {"processor": "/no/p"}, r"^pick_score\.processor '/no/p' cannot be loaded"),
+        ("pick_score", {"processor": "/no/p"}, r"^pick_score\.processor '/no/p' "),
         ("custom", {"function": "no_module:f"}, "no_module cannot be imported"),
     ],
 )

@@ -174,7 +174,7 @@ def test_judge_that_gives_no_score_four_times_refuses_the_picture_alone(
 def test_what_is_no_chat_completion_ends_the_step_naming_prompt_and_image(reply: Reply) -> None:
     with judging(lambda request: reply if level_in(request) == 2 else says("5")) as judge:
         reward = connect(judge)
-        with pytest.raises(RewardError, match=r"prompt dog, image 2: .* not .* a chat completion"):
+        with pytest.raises(RewardError, match="prompt dog, image 2: "):
             score(reward, 4)
 
 
@@ -193,7 +193,7 @@ def test_judge_does_not_ask_about_the_other_pictures_after_a_failure() -> None:
 def test_judge_that_fails_ends_the_step_after_its_tries(reply: Reply, tries: int) -> None:
     with judging(lambda request: reply) as judge:
         reward = connect(judge, retries=2)
-        with pytest.raises(RewardError, match=f"image 0: .*failed with status {reply.status} "):
+        with pytest.raises(RewardError, match=f"image 0: .*status {reply.status} "):
             score(reward, 1)
     assert len(judge.requests) == tries
 
@@ -201,9 +201,9 @@ def test_judge_that_fails_ends_the_step_after_its_tries(reply: Reply, tries: int
 def test_judge_that_cannot_be_reached_is_refused_before_and_during_a_run() -> None:
     with judging() as judge:
         reward = connect(judge)
-    with pytest.raises(RewardError, match=f"image 0: {judge.url}/v1 failed with ConnectError"):
+    with pytest.raises(RewardError, match=f"image 0: {judge.url}/v1 .*ConnectError"):
         score(reward, 1)
-    with pytest.raises(RewardError, match=f"{judge.url}/v1 failed with ConnectError"):
+    with pytest.raises(RewardError, match=f"{judge.url}/v1 .*ConnectError"):
         connect(judge)
 
 
