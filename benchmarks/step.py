@@ -31,7 +31,7 @@ from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, PromptBatch
 

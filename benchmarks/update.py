@@ -64,9 +64,7 @@ LOSS = ClippedLoss(
     kl_placement="loss",
     kl_behaviour_coef=0.0,
 )
-UPDATE = UpdateSettings(
-    loss=LOSS, max_grad_norm=math.inf, micro_batch_size=1, updates_per_rollout=1
-)
+UPDATE = UpdateSettings(loss=LOSS, max_grad_norm=math.inf, micro_batch_size=1, epochs_per_rollout=1)
 MEGABYTE = 2**20
 UPDATES_PER_PROCESS = 3
 """Counted after one warm-up. Processes differ, so results come from more than one pair."""
@@ -235,7 +233,7 @@ def _floor_flops(options: argparse.Namespace) -> int:
     rank = options.adapter_rank
     adapter = "null" if rank is None else f"{{rank: {rank}, alpha: 1.0}}"
     sides = (f"rollout.height={options.side}", f"rollout.width={options.side}")
-    once = ("train.updates_per_rollout=1", "train.minibatches_per_rollout=1")
+    once = ("train.epochs_per_rollout=1", "train.minibatches=1")
     config = tiny_config(
         *(f"model.adapter={adapter}", "model.gradient_checkpointing=false", "loss.kl_coef=0.02"),
         *(*sides, *once),

@@ -24,7 +24,7 @@ from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
 from glm_grpo.plan.devices import DEVICES, DeviceSpeed
-from glm_grpo.streams import outlive_readers
+from glm_grpo.streams import ignore_broken_pipe
 
 if TYPE_CHECKING:
     from glm_grpo.config import Config
@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors end it with a message and exit code 1 or 2."""
-    outlive_readers()
+    ignore_broken_pipe()
     # Of a notebook that starts this program: its package may be missing here, and matplotlib, which
     # terms import too, would then refuse to be imported. Nothing here opens a window.
     os.environ.pop("MPLBACKEND", None)
@@ -367,10 +367,10 @@ def _planned_device(config: Config, options: argparse.Namespace) -> DeviceSpeed 
         ),
         _argument(
             "--credit",
-            "also compare the gradients with credit by image and by place, with advantage.later "
-            "as in the config, 1, and these; must come last",
+            "also compare the gradients with credit by image and by place, the latter with "
+            "advantage.reward_to_go as in the config, 1, and these; must come last",
             nargs="*",
-            metavar="LATER",
+            metavar="WEIGHT",
         ),
         _argument(
             "--output",
@@ -381,12 +381,12 @@ def _planned_device(config: Config, options: argparse.Namespace) -> DeviceSpeed 
     ],
 )
 def _probe(options: argparse.Namespace) -> None:
-    laters = None
+    weights = None
     if options.credit is not None:
         # The option takes all words that follow it, keys of the config too.
         options.overrides += [word for word in options.credit if "=" in word]
         given = [word for word in options.credit if "=" not in word]
-        laters = types.parse_fractions(given, option="--credit")
+        weights = types.parse_fractions(given, option="--credit")
     config = _compose_with_prompts(options)
     from glm_grpo.commands.probe import probe_config
     from glm_grpo.training.interrupt import stop_signals
@@ -398,7 +398,7 @@ def _probe(options: argparse.Namespace) -> None:
         config,
         num_prompts=options.prompts,
         noises=options.noises,
-        laters=laters,
+        weights=weights,
         directory=options.output,
     )
     _print_all(probe.tables)

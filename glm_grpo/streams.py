@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-def outlive_readers() -> None:
+def ignore_broken_pipe() -> None:
     """Let stdout and stderr drop what nobody can read: `| head` has ended, the terminal is closed.
 
     Otherwise the next line of a log would end a run, or the last one change its exit code. Other

@@ -30,8 +30,8 @@ import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
 
-from rewards.reweigh import is_flat
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import is_flat
 
 Count = Callable[[int, int], object]
 """Called with the amount of work done and the total, such as 3 of 8."""
@@ -129,8 +129,8 @@ class Experience:
         penalties: KL to the reference, subtracted from each total before groups are compared; 0 if
             the KL is part of the loss or unused.
         advantages: One per image, or with credit by place one per token (T columns): zero sum in
-            every group in every column; exactly 0 in flat groups, and for images that are left out
-            of their group.
+            every group in every column; exactly 0 in zero-std groups, and for images that are left
+            out of their group.
         reference_log_probs: Log-probs of the sampled tokens under the reference policy; None until
             they are computed.
         is_sampled_by_reference: Whether the policy that sampled has the weights of the reference;
@@ -140,7 +140,7 @@ class Experience:
             represent; the others were flat and are only stored and counted. None: all groups.
         place_credit: What each place of a picture, on the grid of its tokens, contributed to the
             total by all terms that say so, less the mean of its group; reward units, exactly 0 in
-            flat groups. None with credit by image.
+            zero-std groups. None with credit by image.
     """
 
     prompts: PromptBatch
@@ -202,7 +202,7 @@ class Evaluation:
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
         totals: Weighted rewards, on a scale that is comparable across steps; see
-            `rewards.reweigh.contributions`; NaN for images that a term with a weight refused.
+            `rewards.weighting.contributions`; NaN for images that a term with a weight refused.
         entropy: Minus the mean log-probability of each prompt's sampled tokens, nats: an unbiased
             estimate of the sampling distribution's entropy per token.
     """

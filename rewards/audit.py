@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from rewards.reweigh import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
 from rewards.scored import centre, group_means, group_variances
 from rewards.types import RewardTable
+from rewards.weighting import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TermAudit:
         std: Population std over all images.
         std_within: Root of the mean over groups of the population variance within a group: the part
             of `std` that training sees.
-        flat_fraction: Fraction of groups whose images all have the same score, see
+        zero_std_fraction: Fraction of groups whose images all have the same score, see
             `reweigh.is_flat`; 0..1.
         advantage_share: See `reweigh.advantage_shares`; the shares of all terms add up to 1.
     """
@@ -37,7 +37,7 @@ class TermAudit:
     mean: float
     std: float
     std_within: float
-    flat_fraction: float
+    zero_std_fraction: float
     advantage_share: float
     headroom: float
     saturation: float
@@ -69,7 +69,7 @@ def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> Term
         mean=exact.nanmean().item(),
         std=(exact - exact.nanmean()).square().nanmean().sqrt().item(),
         std_within=group_means(centre(exact).square()).nanmean().sqrt().item(),
-        flat_fraction=is_flat(scores).double().mean().item(),
+        zero_std_fraction=is_flat(scores).double().mean().item(),
         advantage_share=share,
         headroom=headroom(scores),
         saturation=saturation(scores),
@@ -156,7 +156,7 @@ def decoder_fractions(
 def _fill_unvaried(
     values: Float64[Tensor, "P N R"], scores: Float32[Tensor, "P G R"], table: RewardTable
 ) -> Float64[Tensor, "P N R"]:
-    """Exactly 0 where a term does not apply, and in flat groups, which only differ by rounding."""
+    """Exactly 0 where a term does not apply, and in zero-std groups, which differ by rounding."""
     is_left_out = is_flat(scores) | ~table.is_applicable
     return values.masked_fill(is_left_out[:, None, :], 0.0)
 

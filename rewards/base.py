@@ -92,7 +92,7 @@ class TermConfig(Options):
     of the score; a smaller spread counts as noise."""
     timeout_seconds: MayChange[float] = Field(default=600.0, gt=0.0, le=LONGEST_WAIT)
     """Seconds to score one group of images; after that the run stops, with everything saved."""
-    only: str = Field(default="*", min_length=1, max_length=200)
+    prompt_ids: str = Field(default="*", min_length=1, max_length=200)
     """Glob over prompt ids, such as `poster-*`: apply the term only to these prompts, for instance
     to show it separately for each kind of prompt."""
     when: Literal["always", "evaluation"] = "always"

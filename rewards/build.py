@@ -27,7 +27,7 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
             weight=weights[name],
             std_floor=options.std_floor,
             timeout_seconds=options.timeout_seconds,
-            only=options.only,
+            prompt_ids=options.prompt_ids,
             is_trained_on=options.when == "always",
         )
         for name, options in config.terms.items()

@@ -25,11 +25,11 @@ from pydantic import (
 from rewards.base import TermConfig
 from rewards.canaries import PICTURE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
 from rewards.options import MayChange, Options, problem_at
-from rewards.reweigh import Mode
 from rewards.terms import KINDS
 from rewards.terms.custom import CustomConfig, ScoringFunction, find_folder, name_function
 from rewards.terms.ocr import OCR_ENGINES, OCR_EXACT, OcrConfig
 from rewards.types import RewardError
+from rewards.weighting import Mode
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 _TAKEN_NAMES = frozenset(
@@ -181,7 +181,7 @@ class RewardConfig(Options):
     across steps."""
     terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null: not used."""
-    allow_untied: MayChange[bool] = False
+    allow_image_only: MayChange[bool] = False
     """Allow a reward that uses only the image; the policy can then maximise it with a single image
     for every prompt."""
     overlap: MayChange[bool] = True
@@ -218,13 +218,13 @@ class RewardConfig(Options):
                 remedy = f"set reward.terms.{name}.weight=0, or reward.terms.{name}.when=always"
                 raise problem_at(("terms", name, "weight"), weights[name], rule, remedy)
         tied = [name for name, term in self.terms.items() if term.needs() and weights[name] != 0]
-        if not tied and not self.allow_untied:
+        if not tied and not self.allow_image_only:
             weighted = ", ".join(name for name, weight in weights.items() if weight)
             rule = (
                 "no term with a weight uses the prompt or its target, only the image "
                 f"({weighted}): a single good image would then suit every prompt"
             )
-            remedy = "add such a term (ocr, clip_score, lpips), or set reward.allow_untied=true"
+            remedy = "add such a term (ocr, clip_score, lpips), or set reward.allow_image_only=true"
             raise problem_at(("terms",), weights, rule, remedy)
         for name in self.watch:
             watched = self.terms.get(name)

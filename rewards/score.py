@@ -56,7 +56,7 @@ class Term:
         name: Name of its column in the table, unique.
         std_floor: See `RewardTable.std_floors`.
         timeout_seconds: Longest time to score one group.
-        only: Glob over the ids of prompts to which it applies.
+        prompt_ids: Glob over the ids of prompts to which it applies.
         is_trained_on: Whether it scores training pictures, too, or only those of evaluations.
     """
 
@@ -65,16 +65,16 @@ class Term:
     weight: float
     std_floor: float = 1e-4
     timeout_seconds: float = 600.0
-    only: str = "*"
+    prompt_ids: str = "*"
     is_trained_on: bool = True
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether `only` matches the prompt, and it has what the term compares with.
+        """Whether `prompt_ids` matches the prompt, and it has what the term compares with.
 
         Raises:
             RewardError: It has, but the term could not score any picture against it.
         """
-        return fnmatchcase(prompt.prompt_id, self.only) and self.reward.applies_to(prompt)
+        return fnmatchcase(prompt.prompt_id, self.prompt_ids) and self.reward.applies_to(prompt)
 
 
 class Scorer:
@@ -111,8 +111,8 @@ class Scorer:
                 never see.
 
         Returns:
-            Lines on terms that apply to few of them (see `describe_rare_terms`), terms whose `only`
-            matches none, and prompts with quotation marks that ask for nothing.
+            Lines on terms that apply to few of them (see `describe_rare_terms`), terms whose
+            `prompt_ids` matches none, and prompts with quotation marks that ask for nothing.
 
         Raises:
             RewardError: No term with a nonzero weight applies to a prompt, or one applies but
@@ -153,10 +153,10 @@ class Scorer:
                 f"{_name_first(idle)}; close them, or give `text`"
             )
         unmatched = [
-            f"reward.terms.{term.name}.only is {term.only!r}: none of the {of} that it could apply "
-            "to has such an id"
+            f"reward.terms.{term.name}.prompt_ids is {term.prompt_ids!r}: none of the {of} that it "
+            "could apply to has such an id"
             for term in terms
-            if term.only != "*" and counts[term.name] == 0
+            if term.prompt_ids != "*" and counts[term.name] == 0
         ]
         return lines + unmatched
 

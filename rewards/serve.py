@@ -91,7 +91,7 @@ def serve(
 
 def _digest(term: TermConfig) -> str:
     """Digest of the options that scores depend on, and of the code of a custom function."""
-    others = {"weight", "std_floor", "only", "when", *changeable_keys(term)}
+    others = {"weight", "std_floor", "prompt_ids", "when", *changeable_keys(term)}
     options = term.model_dump(mode="json", exclude=others, exclude_defaults=True)
     sources = find_sources(term.function, term.folder) if isinstance(term, CustomConfig) else {}
     content = json.dumps(options, sort_keys=True).encode() + b"".join(sources.values())
@@ -156,7 +156,7 @@ def _read_term(name: str, text: str) -> TermConfig:
     # The term is only scored here; the run weights it and decides when, so any valid weight will
     # do.
     section = {name: {**options, "weight": 1.0, "when": "always"}}
-    return RewardConfig.model_validate({"terms": section, "allow_untied": True}).terms[name]
+    return RewardConfig.model_validate({"terms": section, "allow_image_only": True}).terms[name]
 
 
 def _announce(url: str) -> None:

@@ -24,10 +24,10 @@ from rewards.pictures import (
 )
 from rewards.problems import describe_problems, find_problems
 from rewards.refusals import find_refusals
-from rewards.reweigh import combine
 from rewards.terms.custom import ScoringFunction
 from rewards.texts import find_quoted_texts
 from rewards.types import Prompt
+from rewards.weighting import combine
 
 Picture = Image.Image | Path | str
 """An image in memory, or the path of its file."""
@@ -129,7 +129,7 @@ def score_images(
             needs = " and ".join(term.needs()) or "nothing"
             warnings.warn(
                 f"{name} applies to none of the images: it needs {needs} in addition to the image, "
-                f"and a prompt_id that matches {term.only!r}",
+                f"and a prompt_id that matches {term.prompt_ids!r}",
                 stacklevel=2,
             )
     return found

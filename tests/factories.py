@@ -58,7 +58,7 @@ def clipped_loss(**changes: Any) -> ClippedLoss:
 def update_settings(**changes: Any) -> UpdateSettings:
     """One update in one pass, with `clipped_loss`."""
     start = UpdateSettings(
-        loss=clipped_loss(), max_grad_norm=None, micro_batch_size=100, updates_per_rollout=1
+        loss=clipped_loss(), max_grad_norm=None, micro_batch_size=100, epochs_per_rollout=1
     )
     return changed(start, **changes)
 

@@ -208,7 +208,7 @@ def test_probe_takes_keys_behind_the_values_of_credit(
     assert given == {
         "num_prompts": 3,
         "noises": 5,
-        "laters": [0.0],
+        "weights": [0.0],
         "steps": 3,
         "directory": tmp_path / "p",
     }

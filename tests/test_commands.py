@@ -147,7 +147,7 @@ def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
 
 def test_check_hints_at_credit_by_place_that_has_no_effect(configs_dir: Path) -> None:
     terms = "reward.terms"
-    untied = "reward.allow_untied=true"
+    untied = "reward.allow_image_only=true"
     unplaced = [f"{terms}.lpips.weight=0", f"{terms}.ssim.weight=0", f"~{terms}.ocr", untied]
     for overrides, is_hinted in (
         (["advantage.credit=place", *unplaced], True),
@@ -347,12 +347,18 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
             ("~reward.terms.ocr",),
             "lpips=null ssim=null and add a term that applies to every prompt",
         ),
-        (("~reward.terms.ocr", "reward.allow_untied=true"), "out: lpips=null ssim=null"),
+        (("~reward.terms.ocr", "reward.allow_image_only=true"), "out: lpips=null ssim=null"),
         (("reward.terms.lpips.against=source", "ssim=0"), "none has a source image"),
-        ((*LEFT_OUT, "+reward.terms.ocr.only=b*"), "ocr: none asks for a text in quotation marks"),
-        ((*LEFT_OUT, "+reward.terms.ocr.only=x*"), "ocr: none has an id that matches `only`, 'x*'"),
+        (
+            (*LEFT_OUT, "+reward.terms.ocr.prompt_ids=b*"),
+            "ocr: none asks for a text in quotation marks",
+        ),
+        (
+            (*LEFT_OUT, "+reward.terms.ocr.prompt_ids=x*"),
+            "ocr: none has an id that matches `prompt_ids`, 'x*'",
+        ),
         (LEFT_OUT, None),
-        (("lpips=0", "ssim=0", "+reward.terms.ocr.only=a*"), None),
+        (("lpips=0", "ssim=0", "+reward.terms.ocr.prompt_ids=a*"), None),
         (("train.resume=auto",), None),
         (("train.method=sft",), None),
     ],
@@ -438,7 +444,7 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
         {"prompt": 'a 12" record "JAZZ"'},
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    data = [f"data.path={path}", f"data.eval_path={path}", "reward.allow_untied=true"]
+    data = [f"data.path={path}", f"data.eval_path={path}", "reward.allow_image_only=true"]
     unused = [f"~reward.terms.{name}" for name in ("lpips", "ssim", "ocr", "aesthetic")]
     unused.remove(f"~reward.terms.{reward}")
     config = compose_config(configs_dir, "tiny", [*LEAST, *data, *unused])

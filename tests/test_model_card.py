@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from glm_grpo.commands.model_card import Description, describe_training
-from glm_grpo.config.sections import AnchorSection
+from glm_grpo.config.sections import SftSection
 from glm_grpo.models.export import describe_decoding
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import Origin, write_origin
+from glm_grpo.run.provenance import Provenance, write_provenance
 from glm_grpo.run.writing import append_metrics, write_evaluation
 from tests.factories import tiny_config
 from tests.run.conftest import build
 
-ORIGIN = Origin(
+ORIGIN = Provenance(
     began="2026-01-01T00:00:00+00:00",
     held_out={"sign": "1", "field-1": "2"},
     training={str(index): f"{index}" for index in range(1200)},
@@ -35,7 +35,7 @@ def describe(tmp_path: Path):
 
     def describe(
         *overrides: str,
-        origin: Origin = ORIGIN,
+        provenance: Provenance = ORIGIN,
         rows: tuple[dict[str, float], ...] = (STEP, STEP),
         evaluated: tuple[int, ...] = (0, 2),
         **sections: object,
@@ -47,7 +47,7 @@ def describe(tmp_path: Path):
                 write_evaluation(folder, replace(build(), step=step), combine="weighted_sum")
                 more = {"eval/total": 0.1}
             append_metrics(folder, step, row | more)
-        write_origin(folder, origin)
+        write_provenance(folder, provenance)
         config = tiny_config("train.steps=2", *overrides).model_copy(update=sections)
         return describe_training(folder, config, step=len(rows))
 
@@ -68,7 +68,7 @@ def row_of(description: Description, setting: str) -> str:
     ],
 )
 def test_page_says_which_held_out_prompts_are_trained_on(describe, shared, said) -> None:
-    described = describe(origin=replace(ORIGIN, shared=shared))
+    described = describe(provenance=replace(ORIGIN, shared=shared))
     assert f"Mean scores {said}" in described.results
 
 
@@ -107,7 +107,7 @@ def test_page_warns_of_canaries_that_were_outside_when_last_measured(describe) -
 
 
 def test_page_warns_of_scores_that_changed_their_meaning(describe) -> None:
-    described = describe(origin=replace(ORIGIN, changed=("reward.terms.ocr.function",)))
+    described = describe(provenance=replace(ORIGIN, changed=("reward.terms.ocr.function",)))
     assert "`reward.terms.ocr.function` names changed during the run" in described.results
 
 
@@ -123,11 +123,11 @@ def test_page_names_what_else_shaped_the_weights(describe) -> None:
     described = describe(
         "model.start_from=other",
         "train.mode=async",
-        "train.updates_per_rollout=2",
-        "train.minibatches_per_rollout=3",
+        "train.epochs_per_rollout=2",
+        "train.minibatches=3",
         "eval.ema_decay=0.9",
         "decode.rollout_steps=1",
-        anchor=AnchorSection(weight=0.1),
+        sft=SftSection(weight=0.1),
     )
     assert "from the weights of another run" in described.results
     assert "target images, asynchronous" in row_of(described, "method")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from glm_grpo.streams import outlive_readers
+from glm_grpo.streams import ignore_broken_pipe
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def open_as_stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         stream = os.fdopen(descriptor, "w")
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "__stdout__", stream)
-        outlive_readers()
+        ignore_broken_pipe()
 
     return open_it
 

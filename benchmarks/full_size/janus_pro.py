@@ -23,7 +23,7 @@ from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.models.janus_pro.prompt_inputs import PromptInputs
 from glm_grpo.plan.floors import rollout_floor, update_flops
 from glm_grpo.plan.memory import BatchShape
-from glm_grpo.training.joining import join_rollouts
+from glm_grpo.training.collate import join_rollouts
 from glm_grpo.types import PromptBatch
 
 _CONFIG = "janus_pro_1b_24gb"

@@ -48,7 +48,7 @@ class _Learner:
         config = bench.config()
         counted = bench.config(
             f"model.gradient_checkpointing={str(is_checkpointing).lower()}",
-            "train.updates_per_rollout=1",
+            "train.epochs_per_rollout=1",
         )
         self._settings = update_settings(config)
         self._optimizer, self._rate = make_optimizer(self._policy)

@@ -40,7 +40,7 @@ from glm_grpo.run.tables import read_metrics
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
@@ -200,14 +200,14 @@ def _constant_reward(bench: Bench) -> dict[str, Any]:
     config = bench.config(
         *nulls,
         f"+reward.terms.constant={term}",
-        "reward.allow_untied=true",
+        "reward.allow_image_only=true",
         f"rollout.height={side}",
         f"rollout.width={side}",
         f"rollout.prompts_per_step={prompts}",
         "rollout.group_size=2",
         "decode.steps=1",
         "decode.rollout_steps=null",
-        "train.minibatches_per_rollout=2",
+        "train.minibatches=2",
         # Prompts of different lengths are grouped differently in minibatches than in the reference.
         f"train.micro_batch_size={2 * prompts}",
         "loss.kl_coef=0.1",

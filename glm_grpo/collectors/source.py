@@ -24,7 +24,7 @@ from glm_grpo.collectors.collector_pool import (
 from glm_grpo.collectors.ledger import Assignment, Ledger, Steps
 from glm_grpo.config import Config
 from glm_grpo.errors import CollectorError
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience, PromptBatch
 
 logger = logging.getLogger(__name__)

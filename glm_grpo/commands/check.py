@@ -14,12 +14,12 @@ from glm_grpo.prepared.prepared_run import PreparedRun, prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
+from glm_grpo.training.models import Models, PhaseClock, replay_size
 from glm_grpo.training.moving_average import share_of_change
-from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.replay_check import check_code_path, check_replay
 from glm_grpo.types import Evaluation
-from rewards.reweigh import Mode, placed_share
 from rewards.types import RewardTable
+from rewards.weighting import Mode, placed_share
 
 
 def check_config(config: Config) -> Iterator[str]:

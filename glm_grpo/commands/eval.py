@@ -22,7 +22,7 @@ from glm_grpo.models.find import find_model
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.prepared.loading import load_models
 from glm_grpo.prepared.prompts import held_out_batches, read_prompt_set
-from glm_grpo.prepared.provenance import describe_origin
+from glm_grpo.prepared.provenance import describe_provenance
 from glm_grpo.prepared.start import begin_with, find_start, pin_start
 from glm_grpo.run.figures import Table, change_row, interval_note
 from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint
@@ -33,13 +33,13 @@ from glm_grpo.run.folder import (
     storage_errors,
     write_atomically,
 )
-from glm_grpo.run.origin import (
-    Origin,
+from glm_grpo.run.provenance import (
+    Provenance,
     changed_prompts,
     changed_versions,
     describe_changes,
-    read_origin,
-    write_origin,
+    read_provenance,
+    write_provenance,
 )
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
@@ -91,8 +91,8 @@ def evaluate_run(
     model.family.check_keys(config)
     held_out = read_prompt_set(config.data.eval_path, config, reserved)
     config = pin_start(config, found.checkpoint.run_state().start_step)
-    origin = describe_origin(config, model, held_out=held_out, training=None)
-    for line in _changes_since(found, config, origin):
+    provenance = describe_provenance(config, model, held_out=held_out, training=None)
+    for line in _changes_since(found, config, provenance):
         logger.warning("%s", line)
     folder = _make_folder(found, directory)
     start = find_start(config)
@@ -108,22 +108,22 @@ def evaluate_run(
     models.policy.load_state_tensors(found.evaluated())
     part = evaluate(models, batches, step=found.checkpoint.step)
     after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
-    write_origin(folder, origin)
+    write_provenance(folder, provenance)
     _record(folder, config, (before, after))
     return folder
 
 
-def _changes_since(found: FoundCheckpoint, config: Config, origin: Origin) -> list[str]:
+def _changes_since(found: FoundCheckpoint, config: Config, provenance: Provenance) -> list[str]:
     """Lines on what is no longer as it was when the run began, so that scores may differ."""
-    stored = read_origin(found.folder)
+    stored = read_provenance(found.folder)
     if stored is None:
         return []
     # The training prompts are not read.
     stored = replace(stored, training={})
-    changes = describe_changes(stored, origin, flatten(config.model_dump(mode="json")))
-    changes += changed_versions(stored.versions, origin.versions)
+    changes = describe_changes(stored, provenance, flatten(config.model_dump(mode="json")))
+    changes += changed_versions(stored.versions, provenance.versions)
     if config.data.eval_path == found.config.data.eval_path:
-        held_out = changed_prompts(stored.held_out, origin.held_out)
+        held_out = changed_prompts(stored.held_out, provenance.held_out)
         changes += [f"data.eval_path = {config.data.eval_path}: {held_out}"] if held_out else []
     return [f"not as in {found.folder.path}: {change}" for change in changes]
 

@@ -15,7 +15,7 @@ from glm_grpo.models.export import describe_decoding
 from glm_grpo.output import counted, without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import Origin, read_origin
+from glm_grpo.run.provenance import Provenance, read_provenance
 from glm_grpo.run.summaries import summarise_until, untrained_means
 from glm_grpo.run.tables import (
     MetricsRow,
@@ -70,9 +70,9 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
     rows: list[MetricsRow] = []
     with suppress(StorageError):
         rows = [row for row in read_metrics(folder) if (row["step"] or 0) <= step]
-    origin = None
+    provenance = None
     with suppress(StorageError):
-        origin = read_origin(folder)
+        provenance = read_provenance(folder)
     pictures: dict[str, bytes] = {}
     prompts: list[str] = []
     with suppress(StorageError):
@@ -82,27 +82,27 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         if prompts:
             pictures[_SHEET] = sheet
     results = [
-        _describe_run(config, origin, step=step),
+        _describe_run(config, provenance, step=step),
         "## Held-out prompts, before and after\n",
         *(_describe_sheet(prompts) if _SHEET in pictures else []),
-        *_describe_figures(folder, config, origin, rows, step=step),
+        *_describe_figures(folder, config, provenance, rows, step=step),
     ]
     training = [
-        _describe_settings(config, origin, rows, step=step),
-        *([_describe_prompts(folder, origin)] if origin is not None else []),
-        *([_describe_versions(origin)] if origin is not None else []),
+        _describe_settings(config, provenance, rows, step=step),
+        *([_describe_prompts(folder, provenance)] if provenance is not None else []),
+        *([_describe_versions(provenance)] if provenance is not None else []),
     ]
     example = prompts[0] if prompts else None
     return Description("\n".join(results), "\n".join(training), pictures, example)
 
 
-def _describe_run(config: Config, origin: Origin | None, *, step: int) -> str:
+def _describe_run(config: Config, provenance: Provenance | None, *, step: int) -> str:
     """Say in one paragraph what was trained for what."""
     method = "GRPO" if config.train.method == "grpo" else "supervised fine-tuning"
     start = "" if config.model.start_from is None else ", from the weights of another run"
     prompts = counted(config.rollout.prompts_per_step, "prompt")
-    if origin is not None:
-        prompts += f" from a set of {len(origin.training):,}"
+    if provenance is not None:
+        prompts += f" from a set of {len(provenance.training):,}"
     return (
         f"glm-grpo trained the autoregressive language model, which chooses the tokens of an "
         f"image, with {method} for {counted(step, 'step')} of {prompts}{start}. The decoder, which "
@@ -123,7 +123,7 @@ def _describe_sheet(prompts: Sequence[str]) -> list[str]:
 def _describe_figures(
     folder: RunFolder,
     config: Config,
-    origin: Origin | None,
+    provenance: Provenance | None,
     rows: Sequence[MetricsRow],
     *,
     step: int,
@@ -151,27 +151,28 @@ def _describe_figures(
     if not all(math.isnan(row.low) for row in summary.rows):
         intervals = " The intervals are 95 % bootstrap intervals of the change, over prompts."
     changed = ""
-    if origin is not None and origin.changed:
-        keys = ", ".join(f"`{key}`" for key in origin.changed)
+    if provenance is not None and provenance.changed:
+        keys = ", ".join(f"`{key}`" for key in provenance.changed)
         changed = f" What {keys} names changed during the run: scores may not be comparable."
     return [
-        f"Mean scores on {_held_out(summary.prompts, origin)}, at {start} and at {at}; higher is "
-        f"better.{intervals}{changed}\n\n{_table([*columns, '95 % interval'], cells)}{below}",
+        f"Mean scores on {_held_out(summary.prompts, provenance)}, at {start} and at {at}; "
+        f"higher is better.{intervals}{changed}\n\n"
+        f"{_table([*columns, '95 % interval'], cells)}{below}",
         *_describe_scores(config, {row.name for row in summary.rows}),
         *_describe_canaries(rows),
     ]
 
 
-def _held_out(number: int, origin: Origin | None) -> str:
+def _held_out(number: int, provenance: Provenance | None) -> str:
     """Say how many held-out prompts there are, and how many of them are training prompts."""
     prompts = counted(number, "held-out prompt")
-    if origin is None or origin.shared is None:
+    if provenance is None or provenance.shared is None:
         return prompts
-    if not origin.shared:
+    if not provenance.shared:
         return (
             f"{prompts}, {'which is no' if number == 1 else 'none of which is a'} training prompt"
         )
-    return f"{prompts}, among them {counted(len(origin.shared), 'training prompt')}"
+    return f"{prompts}, among them {counted(len(provenance.shared), 'training prompt')}"
 
 
 def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
@@ -208,7 +209,7 @@ def _describe_canaries(rows: Sequence[MetricsRow]) -> list[str]:
 
 
 def _describe_settings(
-    config: Config, origin: Origin | None, rows: Sequence[MetricsRow], *, step: int
+    config: Config, provenance: Provenance | None, rows: Sequence[MetricsRow], *, step: int
 ) -> str:
     rollout = config.rollout
     values = {
@@ -221,7 +222,7 @@ def _describe_settings(
         "decoding": _describe_decoding(config),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "seeds": f"training {config.train.seed}, evaluations {config.eval.seed}",
-        "cost": _describe_cost(config, origin, rows),
+        "cost": _describe_cost(config, provenance, rows),
     }
     if config.model.start_from is not None:
         values["started from"] = _public(config.model.start_from)
@@ -238,7 +239,7 @@ def _describe_method(config: Config) -> str:
         f"KL weight {config.loss.kl_coef:g}",
         f"credit by {config.advantage.credit}",
     ]
-    if config.anchor.is_used:
+    if config.sft.is_used:
         parts.append("with a term of supervised fine-tuning on target images")
     if config.train.mode == "async":
         parts.append("asynchronous")
@@ -284,7 +285,9 @@ def _describe_decoding(config: Config) -> str:
     return described
 
 
-def _describe_cost(config: Config, origin: Origin | None, rows: Sequence[MetricsRow]) -> str:
+def _describe_cost(
+    config: Config, provenance: Provenance | None, rows: Sequence[MetricsRow]
+) -> str:
     parts = []
     trained = [row for row in rows if row["step"]]
     if config.train.method == "grpo" and trained:
@@ -296,27 +299,27 @@ def _describe_cost(config: Config, origin: Origin | None, rows: Sequence[Metrics
     seconds = sum(row.get(name) or 0.0 for row in rows for name in _SECONDS)
     if seconds:
         parts.append(f"{timedelta(seconds=round(seconds))} (h:mm:ss)")
-    devices = origin.devices if origin is not None else ""
+    devices = provenance.devices if provenance is not None else ""
     return ", ".join(parts) + (f" on {devices}" if devices else "")
 
 
-def _describe_prompts(folder: RunFolder, origin: Origin) -> str:
+def _describe_prompts(folder: RunFolder, provenance: Provenance) -> str:
     """Number of prompts, and examples of those that were sampled."""
     examples: list[str] = []
     with suppress(StorageError):
         steps = stored_steps(folder.rollouts_dir)
         rows = read_table(folder.rollout_path(steps[0]), ("prompt",)).to_pylist() if steps else []
         examples = [*dict.fromkeys(row["prompt"] for row in rows)][:_EXAMPLES]
-    numbers = f"{len(origin.training):,} for training, {len(origin.held_out):,} held out."
+    numbers = f"{len(provenance.training):,} for training, {len(provenance.held_out):,} held out."
     if not examples:
         return f"## Prompts\n\n{numbers}\n"
     shown = "".join(f"- {_text(prompt)}\n" for prompt in examples)
     return f"## Prompts\n\n{numbers} Some of those used in training:\n\n{shown}"
 
 
-def _describe_versions(origin: Origin) -> str:
+def _describe_versions(provenance: Provenance) -> str:
     shown = ", ".join(
-        f"{name} {origin.versions[name]}" for name in _PACKAGES if name in origin.versions
+        f"{name} {provenance.versions[name]}" for name in _PACKAGES if name in provenance.versions
     )
     return f"## Versions\n\n{shown}\n"
 

@@ -26,7 +26,7 @@ from glm_grpo.studio.probe.figures import report_probe
 from glm_grpo.studio.probe.page import probe_tables, write_probe
 from glm_grpo.studio.probe.probe import sample_probe
 from glm_grpo.training.batches import build_batch
-from glm_grpo.training.phase import Models
+from glm_grpo.training.models import Models
 from glm_grpo.types import PromptBatch
 from rewards.base import has_needs
 
@@ -46,7 +46,7 @@ def probe_config(
     *,
     num_prompts: int,
     noises: int,
-    laters: Sequence[float] | None,
+    weights: Sequence[float] | None,
     directory: Path,
 ) -> WrittenProbe:
     """Sample the untrained model, and show what each reward term measures on it.
@@ -55,8 +55,8 @@ def probe_config(
         num_prompts: Number of training prompts to sample, in batches of the size of a step; at most
             all, and the last batch may be smaller.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
-        laters: Compare gradients with credit by image and by place, also with these values of
-            `advantage.later`; None: compare none.
+        weights: Compare gradients with credit by image and by place, also with these values of
+            `advantage.reward_to_go`; None: compare none.
 
     Raises:
         ConfigError: Gradients are of too few batches, or take too much memory.
@@ -68,11 +68,11 @@ def probe_config(
     prepared = prepare(config)
     config = prepared.config
     batches = _probed_batches(config, prepared.prompts.training, num_prompts)
-    needs_gradients = laters is not None and _has_credit_by_place(config, batches)
+    needs_gradients = weights is not None and _has_credit_by_place(config, batches)
     models = prepared.load(needs_reference=needs_gradients and config.needs_reference)
     for line in prepared.check_scored(models):
         logger.warning("%s", line)
-    credit = _build_credit(config, models, batches, laters or ()) if needs_gradients else None
+    credit = _build_credit(config, models, batches, weights or ()) if needs_gradients else None
     samples = sample_probe(models, batches, config, noises=noises, credit=credit)
     found = None if credit is None else credit.report()
     report = report_probe(samples, mode=config.reward.combine, credit=found)
@@ -114,7 +114,7 @@ def _whole(config: Config, batches: Sequence[PromptBatch]) -> list[PromptBatch]:
 
 
 def _build_credit(
-    config: Config, models: Models, batches: Sequence[PromptBatch], laters: Sequence[float]
+    config: Config, models: Models, batches: Sequence[PromptBatch], weights: Sequence[float]
 ) -> CreditProbe:
     """Build the comparison of gradients, and log what it costs.
 
@@ -122,20 +122,20 @@ def _build_credit(
         ConfigError: The gradients take too much memory.
     """
     whole = _whole(config, batches)
-    laters = credits_compared(config.advantage.later, laters)
-    needed = gradient_bytes(models.policy, batches=len(whole), laters=laters)
+    weights = credits_compared(config.advantage.reward_to_go, weights)
+    needed = gradient_bytes(models.policy, batches=len(whole), weights=weights)
     check_memory(needed, cpu_memory(), batches=len(whole))
     images = len(whole) * config.rollout.prompts_per_step * config.rollout.group_size
     logger.info(
         "--credit: computes %d gradients of each of %d batches: replays %d images forwards and "
         "backwards besides the rest; %s of CPU memory. After the first batch, the time left is "
         "shown",
-        1 + len(laters),
+        1 + len(weights),
         len(whole),
-        (1 + len(laters)) * images,
+        (1 + len(weights)) * images,
         describe_bytes(needed),
     )
-    return CreditProbe(models, config, laters)
+    return CreditProbe(models, config, weights)
 
 
 def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:

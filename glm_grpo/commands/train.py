@@ -19,12 +19,12 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import counted
 from glm_grpo.prepared.prepared_run import PreparedRun, prepare
-from glm_grpo.prepared.provenance import describe_origin, keep_origin
+from glm_grpo.prepared.provenance import describe_provenance, keep_provenance
 from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
-from glm_grpo.run.origin import describe_mixed_scores
+from glm_grpo.run.provenance import describe_mixed_scores
 from glm_grpo.run.resume import find_resumed, make_run_folder
 from glm_grpo.run.summaries import summarise, untrained_means
 from glm_grpo.run.tables import SummaryRow
@@ -125,7 +125,7 @@ def _train(
 
 
 def _keep_origin(prepared: PreparedRun, folder: RunFolder) -> None:
-    origin = describe_origin(
+    provenance = describe_provenance(
         prepared.config,
         prepared.model,
         held_out=prepared.prompts.held_out,
@@ -133,7 +133,7 @@ def _keep_origin(prepared: PreparedRun, folder: RunFolder) -> None:
         devices=_devices_of(prepared),
     )
     done = None if prepared.checkpoint is None else prepared.checkpoint.step
-    keep_origin(folder, origin, prepared.given, done=done)
+    keep_provenance(folder, provenance, prepared.given, done=done)
 
 
 def _devices_of(prepared: PreparedRun) -> str:

@@ -35,6 +35,7 @@ from yaml import YAMLError
 
 from glm_grpo.config.load import check_yaml, validate_config
 from glm_grpo.config.paths import with_function_folders
+from glm_grpo.config.renamed import new_key, with_new_keys
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
 from rewards.problems import known_keys, nearest_keys
@@ -163,14 +164,18 @@ class _PackagedConfigs(SearchPathPlugin):
 
 
 class _CheckedFiles(FileConfigSource):
-    """Makes Hydra refuse files that YAML would misread."""
+    """Makes Hydra refuse files that YAML would misread, and read stored runs with today's keys."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Check a file, and read it."""
         path = Path(self.path, self._normalize_file_name(config_path))
         if path.is_file():
             check_yaml(path.read_bytes(), str(path))
-        return super().load_config(config_path)
+        result = super().load_config(config_path)
+        values: Any = OmegaConf.to_container(result.config)
+        if _is_of_run(values):
+            result.config = OmegaConf.create(with_new_keys(values))
+        return result
 
 
 def find_packaged_configs() -> None:
@@ -266,10 +271,15 @@ def hydra_settings_of_run(folder: Path, name: str) -> list[str]:
     path = folder / f"{name}.yaml"
     with suppress(OSError, YAMLError):
         values = yaml.safe_load(path.read_bytes())
-        if isinstance(values, dict) and "run_dir" in values and "defaults" not in values:
+        if _is_of_run(values):
             run_dir = QuotedString(str(values["run_dir"]), Quote.double).with_quotes()
             return ["+run=dated", "hydra/job_logging=stdout", f"run_dir={run_dir}"]
     return []
+
+
+def _is_of_run(values: object) -> bool:
+    """Whether these are all of a run's settings, which build on no other config."""
+    return isinstance(values, dict) and "run_dir" in values and "defaults" not in values
 
 
 def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS) -> list[str]:
@@ -359,7 +369,11 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
             names = [path.stem for path in PACKAGED_CONFIGS.glob("*.yaml")]
             name = str(error.missing_cfg_file)
             meant[name] = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        said = [f"{key}: did you mean {' or '.join(near)}?" for key, near in meant.items() if near]
+        said = [
+            f"{key} is now {new}" if (new := new_key(key)) else f"{key}: did you mean {near}?"
+            for key, near in ((key, " or ".join(each)) for key, each in meant.items())
+            if near or new_key(key)
+        ]
         raise ConfigError("\n".join([f"The config cannot be composed: {error}", *said])) from error
 
 

@@ -90,8 +90,8 @@ def _without_effect(config: Config) -> list[str]:
     if train.method == "sft":
         return [
             "train.method sft: a step learns from target images; rollout.group_size, "
-            "rollout.refill_rounds, advantage, loss, decode.rollout_steps and anchor (except "
-            "anchor.preview) have no effect; rewards only score evaluations"
+            "rollout.dynamic_sampling_rounds, advantage, loss, decode.rollout_steps and sft "
+            "(except sft.preview) have no effect; rewards only score evaluations"
         ]
     is_on_policy = train.mode == "sync" and train.updates_per_step == 1
     of_ratios = []
@@ -105,24 +105,25 @@ def _without_effect(config: Config) -> list[str]:
             for name in ("clip_low", "clip_high")
             if getattr(loss, name) != ClippedLoss.model_fields[name].default
         ]
-    if isinstance(loss, ClippedLoss) and loss.ratio_cap is not None:
-        of_ratios.append(f"loss.ratio_cap {loss.ratio_cap:g}")
+    if isinstance(loss, ClippedLoss) and loss.two_sided_clip is not None:
+        of_ratios.append(f"loss.two_sided_clip {loss.two_sided_clip:g}")
     if is_on_policy and of_ratios:
         notes.append(
             f"{', '.join(of_ratios)}: no effect with one update per rollout, where all ratios are "
-            "1 (train.updates_per_rollout, train.minibatches_per_rollout)"
+            "1 (train.epochs_per_rollout, train.minibatches)"
         )
-    if config.rollout.refill_rounds and loss.kl_coef_in_reward > 0:
+    if config.rollout.dynamic_sampling_rounds and loss.kl_coef_in_reward > 0:
         notes.append(
-            "rollout.refill_rounds: no effect when loss.kl_placement is reward, because the KL "
-            "differs between images with equal scores"
+            "rollout.dynamic_sampling_rounds: no effect when loss.kl_placement is reward, because "
+            "the KL differs between images with equal scores"
         )
-    if loss.reference_sync_every is not None and loss.kl_coef == 0:
-        notes.append("loss.reference_sync_every: no effect when loss.kl_coef is 0")
-    if train.skip_flat and not loss.weighs_advantages_alone:
+    if loss.reference_sync_steps is not None and loss.kl_coef == 0:
+        notes.append("loss.reference_sync_steps: no effect when loss.kl_coef is 0")
+    if train.skip_zero_std and not loss.weighs_advantages_alone:
         notes.append(
-            "train.skip_flat: no effect when loss.kl_coef (in the loss), loss.kl_behaviour_coef, "
-            "loss.entropy_coef or a custom loss also uses images with advantage 0"
+            "train.skip_zero_std: no effect when loss.kl_coef (in the loss), "
+            "loss.kl_behaviour_coef, loss.entropy_coef or a custom loss also uses images with "
+            "advantage 0"
         )
     return notes
 

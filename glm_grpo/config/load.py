@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 from yaml import MappingNode, Node, SequenceNode, YAMLError
 
+from glm_grpo.config.renamed import refuse_old_keys, with_new_keys
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
 from rewards.options import changeable_keys
@@ -26,12 +27,17 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
 
     Args:
         values: The sections.
-        is_stored: Whether these are the values of an existing run. `estimator_problems` used to be
-            allowed, so such a run can still be read.
+        is_stored: Whether these are the values of an existing run, which can still be read if its
+            keys had other names, or `estimator_problems` were allowed.
 
     Raises:
         ConfigError: Names every refused key with its value and the rule.
     """
+    if isinstance(values, Mapping):
+        if is_stored:
+            values = with_new_keys(values)
+        else:
+            refuse_old_keys(values)
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
@@ -128,14 +134,14 @@ def config_differences(stored: Config, given: Config) -> list[str]:
 
     Options declared as `MayChange` may. `train.steps` may change only under a constant learning
     rate: a cosine ends at the last step, so another length changes the learning rate of every step.
-    The same applies to `anchor.final_weight`. The estimator of a KL with weight 0 may change, too.
+    The same applies to `sft.final_weight`. The estimator of a KL with weight 0 may change, too.
 
     Returns:
         Dotted keys in alphabetical order; empty if the run may be resumed.
     """
     may_change = {*changeable_keys(stored), *changeable_keys(given)}
-    is_anchor_constant = all(each.anchor.final_weight is None for each in (stored, given))
-    if stored.optim.schedule == given.optim.schedule == "constant" and is_anchor_constant:
+    is_sft_constant = all(each.sft.final_weight is None for each in (stored, given))
+    if stored.optim.schedule == given.optim.schedule == "constant" and is_sft_constant:
         may_change.add("train.steps")
     if stored.loss.kl_coef == given.loss.kl_coef == 0.0:
         may_change.add("loss.kl_estimator")

@@ -39,11 +39,11 @@ class LossSettings(Options):
     the reward does a token also answer for the divergence of the tokens after it."""
     kl_behaviour_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the policy that sampled; 0: not used."""
-    reference_sync_every: int | None = Field(default=None, ge=1)
+    reference_sync_steps: int | None = Field(default=None, ge=1)
     """Training steps between updates of the reference from the policy; absent: the reference stays
     the untrained policy."""
-    reference_mix: float = Field(default=0.6, gt=0.0, le=1.0)
-    """At each update, reference = reference_mix * policy + (1 - reference_mix) * reference."""
+    reference_mixup_alpha: float = Field(default=0.6, gt=0.0, le=1.0)
+    """a in reference = a * policy + (1 - a) * reference, at each update of the reference."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the mean token entropy, in nats, which the loss then increases; 0: not used. Needs
     memory for one more hidden state per token during the update."""
@@ -116,7 +116,7 @@ class ClippedLoss(TokenLoss):
     """Clip the probability ratio below 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0.0)
     """Clip the probability ratio above 1 + clip_high."""
-    ratio_cap: float | None = Field(default=None, gt=1.0)
+    two_sided_clip: float | None = Field(default=None, gt=1.0)
     """In images worse than their group, tokens whose ratio rose above this get no gradient
     (two-sided clip); must exceed 1 + clip_high. Absent: their gradient grows with the ratio."""
     ratio_level: Literal["token", "sequence"] = "token"
@@ -125,10 +125,10 @@ class ClippedLoss(TokenLoss):
 
     @model_validator(mode="after")
     def _check_cap(self) -> ClippedLoss:
-        if self.ratio_cap is not None and self.ratio_cap <= 1.0 + self.clip_high:
+        if self.two_sided_clip is not None and self.two_sided_clip <= 1.0 + self.clip_high:
             rule = f"must be above 1 + clip_high = {1.0 + self.clip_high:g}, where the clip acts"
-            remedy = "set loss.ratio_cap=4, or leave it out"
-            raise problem_at(("ratio_cap",), self.ratio_cap, rule, remedy)
+            remedy = "set loss.two_sided_clip=4, or leave it out"
+            raise problem_at(("two_sided_clip",), self.two_sided_clip, rule, remedy)
         return self
 
 
@@ -137,7 +137,7 @@ class CispoLoss(TokenLoss):
 
     kind: Literal["cispo"]
     """Kind of loss."""
-    ratio_cap: float = Field(default=5.0, ge=1.0)
+    max_ratio: float = Field(default=5.0, ge=1.0)
     """Largest importance weight of a token; caps the ratio itself, not its distance to 1."""
 
 

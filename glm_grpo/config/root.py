@@ -12,7 +12,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from glm_grpo.config.losses import LOSSES, AnyLoss, LossSettings
 from glm_grpo.config.sections import (
     AdvantageSection,
-    AnchorSection,
     AsyncSection,
     DataSection,
     DecodeSection,
@@ -21,6 +20,7 @@ from glm_grpo.config.sections import (
     OptimSection,
     RolloutSection,
     RunSection,
+    SftSection,
     TrainSection,
 )
 from rewards.config import RewardConfig
@@ -67,7 +67,7 @@ class Config(Options):
     """How rewards become advantages."""
     loss: AnyLoss
     """The loss to minimise; `kind` selects it."""
-    anchor: AnchorSection = Field(default_factory=AnchorSection)
+    sft: SftSection = Field(default_factory=SftSection)
     """The SFT term: target images to learn from, in addition to the samples."""
     optim: OptimSection
     """The optimizer and its learning rate."""
@@ -94,24 +94,7 @@ class Config(Options):
     @property
     def reads_targets(self) -> bool:
         """Whether target images are encoded as tokens to learn from."""
-        return self.train.method == "sft" or self.anchor.is_used
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_stored_importance(cls, values: object) -> object:
-        """Read the importance weights of runs that were stored when only `async` had them."""
-        if not isinstance(values, Mapping):
-            return values
-        found, loss = values.get("async"), values.get("loss")
-        if not (isinstance(found, Mapping) and "on_stale" in found and isinstance(loss, Mapping)):
-            return values
-        rest = dict(found)
-        kind = rest.pop("on_stale")
-        moved = {"importance_weights": {"weigh": "truncate", "drop": "mask"}.get(kind, kind)}
-        for name in ("max_importance_ratio", "min_importance_ratio"):
-            if name in rest:
-                moved[name] = rest.pop(name)
-        return {**values, "async": rest, "loss": {**moved, **loss}}
+        return self.train.method == "sft" or self.sft.is_used
 
     @field_validator("loss", mode="before")
     @classmethod
@@ -232,12 +215,12 @@ def _kl_problems(loss: LossSettings) -> list[Problem]:
 
 
 def _reference_problems(config: Config) -> list[Problem]:
-    every = config.loss.reference_sync_every
+    every = config.loss.reference_sync_steps
     if every is None or config.train.mode == "sync":
         return []
     rule = "must be absent when train.mode is async: collectors keep their own reference"
     return [
-        Problem("loss.reference_sync_every", every, rule, "leave it out, or set train.mode=sync")
+        Problem("loss.reference_sync_steps", every, rule, "leave it out, or set train.mode=sync")
     ]
 
 
@@ -249,21 +232,21 @@ def _method_problems(config: Config) -> list[Problem]:
         rule = "needs train.mode=sync: nothing is sampled, so collectors have no work"
         remedy = "set train.mode=sync, or train.method=grpo"
         problems.append(Problem("train.method", "sft", rule, remedy))
-    if config.rollout.refill_rounds > 0:
+    if config.rollout.dynamic_sampling_rounds > 0:
         rule = "must be 0 when train.mode is async: collectors have only the prompts of their step"
-        remedy = "set rollout.refill_rounds=0, or train.mode=sync"
-        rounds = config.rollout.refill_rounds
-        problems.append(Problem("rollout.refill_rounds", rounds, rule, remedy))
+        remedy = "set rollout.dynamic_sampling_rounds=0, or train.mode=sync"
+        rounds = config.rollout.dynamic_sampling_rounds
+        problems.append(Problem("rollout.dynamic_sampling_rounds", rounds, rule, remedy))
     return problems
 
 
 def _minibatch_problems(config: Config) -> list[Problem]:
-    parts, prompts = config.train.minibatches_per_rollout, config.rollout.prompts_per_step
+    parts, prompts = config.train.minibatches, config.rollout.prompts_per_step
     if parts <= prompts:
         return []
     rule = f"must not exceed rollout.prompts_per_step = {prompts}: a minibatch has whole groups"
-    remedy = f"set train.minibatches_per_rollout={prompts} or less"
-    return [Problem("train.minibatches_per_rollout", parts, rule, remedy)]
+    remedy = f"set train.minibatches={prompts} or less"
+    return [Problem("train.minibatches", parts, rule, remedy)]
 
 
 def estimator_problems(loss: LossSettings) -> list[Problem]:

@@ -94,7 +94,7 @@ class RolloutSection(Options):
     group_size: int = Field(ge=2, le=_MOST_IMAGES)
     """G, images sampled per prompt. Advantages compare the images of one prompt; a group of one has
     nothing to be compared with."""
-    refill_rounds: int = Field(default=0, ge=0, le=100)
+    dynamic_sampling_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
     batch_size: MayChange[int | None] = Field(default=None, ge=1)
@@ -170,7 +170,7 @@ class AdvantageSection(Options):
     normalization: Normalization
     """After subtracting the group mean: divide by the group's standard deviation (GRPO), by nothing
     (Dr. GRPO), or by the standard deviation of the centred rewards over the batch, including groups
-    that `rollout.refill_rounds` replaced."""
+    that `rollout.dynamic_sampling_rounds` replaced."""
     std_floor: float = Field(ge=0.0)
     """Smallest divisor, in reward units; keeps tiny differences in a group from being amplified."""
     clip: float | None = Field(default=None, gt=0.0)
@@ -179,7 +179,7 @@ class AdvantageSection(Options):
     """Whether all tokens of an image get its advantage, or each token that of the places which it
     draws, by terms that say which places earned their score (ssim, lpips, psnr, ocr). Terms with
     boxes, such as ocr, need prompts that fix where things stand."""
-    later: float = Field(default=0.4, ge=0.0, le=1.0)
+    reward_to_go: float = Field(default=0.4, ge=0.0, le=1.0)
     """With `credit: place`, weight of the places that are drawn after a token in its grid: 0
     compares only its own places, 1 all that follow (reward-to-go)."""
 
@@ -218,13 +218,13 @@ class TrainSection(Options):
     its updates each."""
     seed: int = Field(ge=0, le=LARGEST_INT)
     """Seed of the run: prompts, tokens and noise of step s are a function of (seed, s)."""
-    updates_per_rollout: int = Field(ge=1, le=10**6)
-    """Passes (epochs) over one rollout, each of `minibatches_per_rollout` optimizer updates; above
+    epochs_per_rollout: int = Field(ge=1, le=10**6)
+    """Passes (epochs) over one rollout, each of `minibatches` optimizer updates; above
     1, the later ones are off-policy."""
-    minibatches_per_rollout: int = Field(default=1, ge=1, le=_MOST_IMAGES)
+    minibatches: int = Field(default=1, ge=1, le=_MOST_IMAGES)
     """Number of parts that a rollout's prompts are split into, with one optimizer update each, so k
     of them make k updates per pass. Above 1, the later ones are off-policy."""
-    skip_flat: MayChange[bool] = False
+    skip_zero_std: MayChange[bool] = False
     """Skip the replay of images with advantage 0 if nothing but the advantage weighs them: the same
     gradient in less time."""
     micro_batch_size: MayChange[int] = Field(ge=1)
@@ -248,7 +248,7 @@ class TrainSection(Options):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates per training step."""
-        return self.updates_per_rollout * self.minibatches_per_rollout
+        return self.epochs_per_rollout * self.minibatches
 
 
 class AsyncSection(Options):
@@ -289,7 +289,7 @@ class AsyncSection(Options):
         return gpus
 
 
-class AnchorSection(Options):
+class SftSection(Options):
     """The SFT term: the cross-entropy of target images, added to the loss of the samples."""
 
     weight: float = Field(default=0.0, ge=0.0)

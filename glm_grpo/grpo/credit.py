@@ -22,8 +22,8 @@ from glm_grpo.grpo.advantages import (
 )
 from glm_grpo.types import Normalization
 from rewards.parts import Grid, overlaps
-from rewards.reweigh import is_flat
 from rewards.scored import centre
+from rewards.weighting import is_flat
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def token_advantages(
     placed: Float32[Tensor, "P G R K"],
     places: TokenPlaces,
     *,
-    later: float,
+    reward_to_go: float,
     normalization: Normalization,
     std_floor: float,
     clip: float | None,
@@ -90,22 +90,22 @@ def token_advantages(
 
         own_t = sum over the places that token t draws of c_rk
         to_go_t = sum over these and all places that are not yet finished in its grid
-        credit_rt = scale((1 - later) scale(own_t) + later scale(to_go_t))
+        credit_rt = scale((1 - w) scale(own_t) + w scale(to_go_t))
         credit_t = sum over terms of credit_rt + what has no place
 
     `scale` gives a term the root mean square over the batch (over each group, if terms were
     standardised there) that it has as credit of whole images, so that a term's weight keeps its
-    meaning, and `later` means the same for 16 places and for 1,024. Rewards that have no place
+    meaning, and w means the same for 16 places and for 1,024. Rewards that have no place
     (terms without parts, rests, a KL penalty) are credit of all tokens of the image. Then tokens
     are divided as images are, scaled so that their root mean square is that of the images'
     advantages, and bounded by `clip`, at each token for itself. One factor scales the whole batch,
     but with `group_std`, which divides every group by itself, each group has its own: the tokens of
     one whose totals are nearly equal would exceed all others.
 
-    `later` = 1 is the reward-to-go, which is unbiased if what a place earns depends, in each grid,
-    on no token after its last one; `later` = 0 compares a token by its own place alone. With one
-    place, or no term with places, every token has the advantage of its image. In flat groups and
-    for images left out of theirs everything is exactly 0, and at each token the advantages of a
+    w = 1 is the reward-to-go, which is unbiased if what a place earns depends, in each grid,
+    on no token after its last one; w = 0 compares a token by its own place alone. With one
+    place, or no term with places, every token has the advantage of its image. In zero-std groups
+    and for images left out of theirs everything is exactly 0, and at each token the advantages of a
     group have a sum of zero.
 
     Source: reward-to-go: Williams 1992, "Simple statistical gradient-following algorithms",
@@ -116,7 +116,7 @@ def token_advantages(
         placed: Part of each total that each place earned by each term; 0 for terms without parts,
             NaN for images that are left out of their group.
         places: Places of the T tokens.
-        later: Weight of the places that are drawn later, 0..1.
+        reward_to_go: Weight, w above, of the places that are drawn later, 0..1.
         normalization: See `group_advantages`; `std_floor` and `clip` too.
         is_standardised: Whether terms were divided by their spread in each group, as under
             `normalize_then_sum`. A term that hardly differs in one group, whose places do, would
@@ -129,7 +129,7 @@ def token_advantages(
     of_images = parts.sum(dim=-1)
     scale = partial(_scaled, like=of_images, by_group=is_standardised)
     own, to_go = (scale(parts @ weights.double().T) for weights in (places.own, places.to_go))
-    of_terms = scale(own + later * (to_go - own))
+    of_terms = scale(own + reward_to_go * (to_go - own))
     # What has no place stays: the rest of the images' rewards. Written in this way, tokens are
     # equal to their image to the bit if there is one place.
     rewards_of_tokens = centred[..., None] + (of_terms - of_images[..., None]).sum(dim=2)
@@ -156,7 +156,7 @@ def place_credit(
 def _centred_parts(
     rewards: Float32[Tensor, "P G"], placed: Float32[Tensor, "P G R K"]
 ) -> Float64[Tensor, "P G R K"]:
-    """Parts less the mean of their group; 0 in flat groups and for images left out of theirs."""
+    """Parts less the mean of their group; 0 in zero-std groups and for images left out."""
     parts = without_left_out(centre(placed.double()))
     return parts.masked_fill(is_flat(rewards)[:, None, None, None], 0.0)
 

@@ -69,7 +69,7 @@ class LossOutput:
             `ratio/effective_sample_size`; `ratio/sequence_log` and its `_square` become
             `ratio/sequence_std`.
         terms: Terms that add up to the total, by the name they are stored under: scalars, in which
-            sequences that `train.skip_flat` skips count as 0. A custom loss leaves them out.
+            sequences that `train.skip_zero_std` skips count as 0. A custom loss leaves them out.
     """
 
     total: Tensor

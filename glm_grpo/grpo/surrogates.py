@@ -55,18 +55,18 @@ def chosen_surrogate(
     tokens = (log_probs, old_log_probs, advantages)
     match options:
         case ClippedLoss():
-            low, high, cap = options.clip_low, options.clip_high, options.ratio_cap
+            low, high, cap = options.clip_low, options.clip_high, options.two_sided_clip
             if options.ratio_level == "sequence":
                 return sequence_surrogate(
                     *tokens,
                     clip_low=low,
                     clip_high=high,
-                    ratio_cap=cap,
+                    two_sided_clip=cap,
                     token_weights=token_weights,
                 )
-            found = clipped_surrogate(*tokens, clip_low=low, clip_high=high, ratio_cap=cap)
+            found = clipped_surrogate(*tokens, clip_low=low, clip_high=high, two_sided_clip=cap)
         case CispoLoss():
-            found = cispo_surrogate(*tokens, ratio_cap=options.ratio_cap)
+            found = cispo_surrogate(*tokens, max_ratio=options.max_ratio)
         case SapoLoss():
             found = sapo_surrogate(
                 *tokens, tau_positive=options.tau_positive, tau_negative=options.tau_negative
@@ -85,15 +85,15 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-    ratio_cap: float | None = None,
+    two_sided_clip: float | None = None,
 ) -> Surrogate:
     """PPO's clipped objective, as a loss.
 
     loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_prob - old_log_prob).
     The bound acts where the ratio has already moved in the advantage's direction: above for A > 0,
     below for A < 0. On the other side the token keeps its gradient and is moved back. With
-    `ratio_cap` the first r is min(r, ratio_cap): for A < 0, a token whose ratio rose above the cap
-    has no gradient either; without the cap, its gradient grows with the ratio.
+    `two_sided_clip` the first r is min(r, two_sided_clip): for A < 0, a token whose ratio rose
+    above it has no gradient either; without it, its gradient grows with the ratio.
 
     Source: PPO (arXiv 1707.06347), equation 7; separate bounds: DAPO (arXiv 2503.14476),
     section 3.1; the cap: INTELLECT-2 (arXiv 2505.07291), section 3.4; one advantage for all tokens
@@ -105,10 +105,10 @@ def clipped_surrogate(
         advantages: One per sequence (1 column), or one per token (T columns).
         clip_low: The ratio is clipped below 1 - clip_low, in (0, 1).
         clip_high: The ratio is clipped above 1 + clip_high, > 0.
-        ratio_cap: Cap of the ratio for A < 0, above 1 + clip_high; None: no cap.
+        two_sided_clip: Cap of the ratio for A < 0, above 1 + clip_high; None: no cap.
     """
     ratio = torch.exp(log_probs - old_log_probs.detach())
-    clipped = _clip(ratio, advantages, clip_low, clip_high, ratio_cap)
+    clipped = _clip(ratio, advantages, clip_low, clip_high, two_sided_clip)
     return Surrogate(clipped.loss, ratio.detach(), clipped.is_clipped)
 
 
@@ -119,7 +119,7 @@ def sequence_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-    ratio_cap: float | None = None,
+    two_sided_clip: float | None = None,
     token_weights: Float32[Tensor, "N T"] | None = None,
 ) -> Surrogate:
     """Like `clipped_surrogate`, with the sequence ratio s instead of each token's ratio.
@@ -139,14 +139,14 @@ def sequence_surrogate(
         advantages: One per sequence (1 column), or one per token (T columns).
         clip_low: As in `clipped_surrogate`.
         clip_high: As in `clipped_surrogate`.
-        ratio_cap: As in `clipped_surrogate`.
+        two_sided_clip: As in `clipped_surrogate`.
         token_weights: Weight of each token in the mean of log r over all T; None: all 1.
     """
     log_ratio = log_probs - old_log_probs.detach()
     ratio = torch.exp(_weighted(log_ratio, token_weights).mean(dim=1, keepdim=True))
     own = _weighted(log_probs - log_probs.detach(), token_weights)
     ratio = ratio.detach() * torch.exp(own)
-    clipped = _clip(ratio, advantages, clip_low, clip_high, ratio_cap)
+    clipped = _clip(ratio, advantages, clip_low, clip_high, two_sided_clip)
     return Surrogate(clipped.loss, log_ratio.detach().exp(), clipped.is_clipped)
 
 
@@ -155,9 +155,9 @@ def cispo_surrogate(
     old_log_probs: Float32[Tensor, "N T"],
     advantages: Float32[Tensor, "N columns"],
     *,
-    ratio_cap: float,
+    max_ratio: float,
 ) -> Surrogate:
-    """Policy gradient with a capped importance weight: -min(r, ratio_cap) A log_prob.
+    """Policy gradient with a capped importance weight: -min(r, max_ratio) A log_prob.
 
     The weight has no gradient, so every token keeps its own, however large its ratio.
 
@@ -168,11 +168,11 @@ def cispo_surrogate(
         log_probs: Log-probs under the policy being trained, with gradient.
         old_log_probs: Log-probs that ratios are relative to.
         advantages: One per sequence (1 column), or one per token (T columns).
-        ratio_cap: Largest weight, >= 1.
+        max_ratio: Largest weight, >= 1.
     """
     ratio = torch.exp(log_probs.detach() - old_log_probs.detach())
-    loss = -ratio.clamp(max=ratio_cap) * advantages * log_probs
-    return Surrogate(loss, ratio, is_clipped=ratio > ratio_cap)
+    loss = -ratio.clamp(max=max_ratio) * advantages * log_probs
+    return Surrogate(loss, ratio, is_clipped=ratio > max_ratio)
 
 
 def sapo_surrogate(
@@ -248,16 +248,16 @@ def _clip(
     weight: Float32[Tensor, "N _"],
     clip_low: float,
     clip_high: float,
-    ratio_cap: float | None,
+    two_sided_clip: float | None,
 ) -> _Clipped:
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    capped = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
+    capped = ratio if two_sided_clip is None else ratio.clamp(max=two_sided_clip)
     loss = -torch.minimum(capped * weight, clipped * weight)
     is_above = (ratio > 1.0 + clip_high) & (weight > 0)
     is_below = (ratio < 1.0 - clip_low) & (weight < 0)
     is_clipped = is_above | is_below
-    if ratio_cap is not None:
-        is_clipped = is_clipped | ((ratio > ratio_cap) & (weight < 0))
+    if two_sided_clip is not None:
+        is_clipped = is_clipped | ((ratio > two_sided_clip) & (weight < 0))
     return _Clipped(loss, is_clipped)
 
 

@@ -69,23 +69,23 @@ class UpdateSettings:
         loss: Loss to minimise.
         max_grad_norm: L2 norm to which the gradient is clipped, > 0; None: no clipping.
         micro_batch_size: Sequences replayed at once, >= 1; changes memory, not the gradient.
-        updates_per_rollout: Passes over the same tokens, >= 1.
-        minibatches_per_rollout: Optimizer updates per pass, each on part of the prompts, >= 1.
+        epochs_per_rollout: Passes over the same tokens, >= 1.
+        minibatches: Optimizer updates per pass, each on part of the prompts, >= 1.
         is_skipping_flat: Whether to skip sequences with advantage 0 if nothing else weighs them.
     """
 
     loss: AnyLoss
     max_grad_norm: float | None
     micro_batch_size: int
-    updates_per_rollout: int
-    minibatches_per_rollout: int = 1
+    epochs_per_rollout: int
+    minibatches: int = 1
     is_skipping_flat: bool = False
 
     @property
     def split(self) -> Split:
         """How to split the rows of a rollout."""
         is_skipping_flat = self.is_skipping_flat and self.loss.weighs_advantages_alone
-        return Split(self.minibatches_per_rollout, self.micro_batch_size, is_skipping_flat)
+        return Split(self.minibatches, self.micro_batch_size, is_skipping_flat)
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ def update_policy(
     targets: TargetTokens | None = None,
     count: Count = not_counted,
 ) -> list[UpdateReport]:
-    """Learn from one rollout: `updates_per_rollout` passes, an update for each minibatch of each.
+    """Learn from one rollout: `epochs_per_rollout` passes, an update for each minibatch of each.
 
     A minibatch has every k-th prompt of the batch, counted over all processes, with k =
-    `minibatches_per_rollout`; with 1 it is the whole batch. Discarded groups are excluded. Every
+    `minibatches`; with 1 it is the whole batch. Discarded groups are excluded. Every
     update replays its sequences in micro-batches whose accumulated gradient is that of the whole
     minibatch. Reference log-probs come from the experience; otherwise they are computed once,
     before the first update, and only if the loss has a KL to the reference.
@@ -169,12 +169,12 @@ def update_policy(
         num_prompts = len(experience.trained_groups())
         supervised = split_targets(targets, num_prompts, settings.split, trainee.strategy)
     old_log_probs = _old_log_probs(trainee.policy, experience, minibatches[1:])
-    total, done = sum(map(len, minibatches)) * settings.updates_per_rollout, itertools.count(1)
+    total, done = sum(map(len, minibatches)) * settings.epochs_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
     is_on_policy = not experience.is_stale
-    updates = [*zip(minibatches, supervised, strict=True)] * settings.updates_per_rollout
+    updates = [*zip(minibatches, supervised, strict=True)] * settings.epochs_per_rollout
     for samples, of_targets in updates:
 
         def accumulate(
@@ -192,11 +192,11 @@ def update_policy(
             if targets is None:
                 return term
             sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
-            anchor = {
-                "anchor/cross_entropy": sft.means["cross_entropy"],
-                "anchor/weight": targets.weight,
+            supervised = {
+                "sft/cross_entropy": sft.means["cross_entropy"],
+                "sft/weight": targets.weight,
             }
-            return LossTerm(term.loss + sft.loss, {**term.means, **anchor})
+            return LossTerm(term.loss + sft.loss, {**term.means, **supervised})
 
         found = _joined_gradient(trainee, accumulate, settings.max_grad_norm)
         metrics = found.term.means
@@ -272,7 +272,7 @@ def update_on_targets(
     """
     minibatches = split_targets(targets, num_prompts, settings.split, trainee.strategy)
     reports = []
-    for micro_batches in minibatches * settings.updates_per_rollout:
+    for micro_batches in minibatches * settings.epochs_per_rollout:
         accumulate = partial(
             learn_targets, trainee.policy, trainee.strategy, targets, micro_batches
         )

@@ -101,7 +101,7 @@ class Policy(PolicyForUpdate, Protocol):
             pixels: RGB, 0..255, of a size that can be generated.
             num_sources: Number of source pictures; above 0 the grids are those of edits.
             preview: How to make tokens that the model draws before those of the picture, if it
-                does; see `anchor.preview`. The decoder does not read them.
+                does; see `sft.preview`. The decoder does not read them.
         """
         ...
 

@@ -93,7 +93,7 @@ def _work(planner: Planner, config: Config, batch: BatchShape, peak_flops: float
         decode=float(planner.decode_flops(config)),
         update=update_flops(planner, config, batch) / batch.images,
         peak_flops=peak_flops,
-        is_skipping_flat=config.train.skip_flat and config.loss.weighs_advantages_alone,
+        is_skipping_flat=config.train.skip_zero_std and config.loss.weighs_advantages_alone,
     )
 
 
@@ -189,8 +189,8 @@ def update_flops(planner: Planner, config: Config, batch: BatchShape) -> int:
     attention = rows * _attention_flops(language, _causal_pairs(length))
     is_full, again = config.model.adapter is None, int(config.model.gradient_checkpointing)
     an_update = (2 + is_full + again) * layers + (2 + is_full) * head + (3 + again) * attention
-    scored = config.needs_reference + 1 - 1 / train.minibatches_per_rollout
-    per_image = train.updates_per_rollout * an_update + scored * (layers + head + attention)
+    scored = config.needs_reference + 1 - 1 / train.minibatches
+    per_image = train.epochs_per_rollout * an_update + scored * (layers + head + attention)
     return round(batch.images * per_image)
 
 

@@ -45,9 +45,9 @@ def refuse_for_processes(config: Config, processes: Parallelism) -> None:
             f"model.quantization is {config.model.quantization}: such weights cannot be sharded; "
             "leave it null, or start with configs/accelerate/ddp.yaml, which copies them"
         )
-    if processes.is_sharded and config.loss.reference_sync_every is not None:
+    if processes.is_sharded and config.loss.reference_sync_steps is not None:
         raise ConfigError(
-            f"loss.reference_sync_every is {config.loss.reference_sync_every}: the reference is "
+            f"loss.reference_sync_steps is {config.loss.reference_sync_steps}: the reference is "
             "not sharded like the policy, and cannot follow it; leave it null, or start with "
             "configs/accelerate/ddp.yaml"
         )

@@ -17,7 +17,7 @@ from glm_grpo.prepared.loading import load_models
 from glm_grpo.prepared.prepared_run import PreparedRun
 from glm_grpo.prepared.start import begin_with, find_start
 from glm_grpo.training.batches import build_batch
-from glm_grpo.training.phase import Models
+from glm_grpo.training.models import Models
 
 
 def load_collector_models(config: Config) -> Models:

@@ -16,8 +16,8 @@ from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.learning_rate import LearningRate
+from glm_grpo.training.models import Models
 from glm_grpo.training.moving_average import MovingAverage
-from glm_grpo.training.phase import Models
 
 
 def build_learner(prepared: PreparedRun, models: Models) -> Learner:

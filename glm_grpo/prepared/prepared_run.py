@@ -27,7 +27,7 @@ from glm_grpo.run.resume import ResumedRun
 from glm_grpo.run.trackers import check_trackers
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
-from glm_grpo.training.phase import Models
+from glm_grpo.training.models import Models
 from rewards.types import RewardError
 
 

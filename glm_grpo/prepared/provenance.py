@@ -1,4 +1,4 @@
-"""Describe what a run is made from, and compare it with what it began with; see `Origin`."""
+"""Describe what a run is made from, and compare it with what it began with; see `Provenance`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from glm_grpo.output import printable
 from glm_grpo.run.config import read_config
 from glm_grpo.run.differences import compared_by_content
 from glm_grpo.run.folder import RunFolder, storage_errors, write_atomically
-from glm_grpo.run.origin import (
-    Origin,
+from glm_grpo.run.provenance import (
+    Provenance,
     changed_prompts,
     changed_versions,
     describe_changes,
-    read_origin,
-    write_origin,
+    read_provenance,
+    write_provenance,
 )
 from rewards.options import changeable_keys
 from rewards.terms.custom import find_sources
@@ -57,14 +57,14 @@ _PACKAGES = (
 _MODEL, _START = "model.path", "model.start_from"
 
 
-def describe_origin(
+def describe_provenance(
     config: Config,
     model: FoundModel,
     *,
     held_out: PromptSource,
     training: PromptSource | None,
     devices: str = "",
-) -> Origin:
+) -> Provenance:
     """Read and digest what a run is made from, beside its settings.
 
     Args:
@@ -82,7 +82,7 @@ def describe_origin(
     if training is not None:
         ids = [*digests]
         shared = tuple(ids[row] for row in shared_rows(held_out, training))
-    return Origin(
+    return Provenance(
         began=datetime.now(UTC).isoformat(timespec="seconds"),
         held_out=digests,
         training={} if training is None else _digest_prompts(training),
@@ -145,33 +145,35 @@ def _find_versions() -> dict[str, str]:
     return versions
 
 
-def keep_origin(folder: RunFolder, origin: Origin, config: Config, *, done: int | None) -> None:
+def keep_provenance(
+    folder: RunFolder, provenance: Provenance, config: Config, *, done: int | None
+) -> None:
     """Store what a run begins with; refuse to resume it with something else.
 
     Only the process that writes the run folder may call this.
 
     Args:
-        origin: What the run would be trained with now.
+        provenance: What the run would be trained with now.
         config: Its config as given.
         done: Steps of the checkpoint from which it is resumed; None: it begins.
 
     Raises:
         CheckpointError: Other held-out prompts; or other training prompts, model, files or code,
             without `train.resume_with_changes`.
-        StorageError: The origin cannot be read or written.
+        StorageError: The provenance cannot be read or written.
     """
-    stored, notes = read_origin(folder), read_config(folder).run.notes
+    stored, notes = read_provenance(folder), read_config(folder).run.notes
     # Without a checkpoint, everything recorded is replaced.
     if stored is not None and done is not None:
-        changes = _accepted_changes(folder, stored, origin, config)
-        origin = replace(
-            origin,
+        changes = _accepted_changes(folder, stored, provenance, config)
+        provenance = replace(
+            provenance,
             began=stored.began,
             # With that of a start that is gone by now.
-            files={**stored.files, **origin.files},
-            changed=stored.changed_in(origin),
-            devices=stored.devices_with(origin),
-            shared=stored.shared_with(origin),
+            files={**stored.files, **provenance.files},
+            changed=stored.changed_in(provenance),
+            devices=stored.devices_with(provenance),
+            shared=stored.shared_with(provenance),
         )
         if changes:
             note = printable(f"changed after step {done}: {'; '.join(changes)}")
@@ -186,7 +188,7 @@ def keep_origin(folder: RunFolder, origin: Origin, config: Config, *, done: int 
     # A run that is extended keeps its new length for the next resume.
     _update_config(folder, {**moved, "train.steps": config.train.steps, "run.notes": notes})
     # Last: after a kill before it, the change is noted again, not forgotten.
-    write_origin(folder, origin)
+    write_provenance(folder, provenance)
 
 
 def _settings(config: Config) -> dict[str, object]:
@@ -194,20 +196,20 @@ def _settings(config: Config) -> dict[str, object]:
 
 
 def _accepted_changes(
-    folder: RunFolder, stored: Origin, origin: Origin, config: Config
+    folder: RunFolder, stored: Provenance, provenance: Provenance, config: Config
 ) -> list[str]:
-    """Describe what changed, unless it is refused; see `keep_origin`."""
+    """Describe what changed, unless it is refused; see `keep_provenance`."""
     start = shell_override("model.start_from", str(folder.path))
     new_run = f"start a new run with {start} and another run_dir"
     settings, before = _settings(config), _settings(read_config(folder))
-    gone = [key for key in stored.files.keys() - origin.files if settings[key] != before[key]]
+    gone = [key for key in stored.files.keys() - provenance.files if settings[key] != before[key]]
     if gone:
         raise CheckpointError(
             f"{gone[0]} = {settings[gone[0]]}: the run in {folder.path} began with "
             f"{before[gone[0]]}, and the files of the two cannot be compared; give the path of the "
             "same files"
         )
-    held_out = changed_prompts(stored.held_out, origin.held_out)
+    held_out = changed_prompts(stored.held_out, provenance.held_out)
     if held_out:
         evaluated = shell_override("data.eval_path", str(settings["data.eval_path"]))
         raise CheckpointError(
@@ -216,14 +218,14 @@ def _accepted_changes(
             "after could not be compared. Restore them, evaluate a checkpoint on the new ones "
             f"(glm-grpo eval {shlex.quote(str(folder.path))} {evaluated}), or {new_run}"
         )
-    changes = describe_changes(stored, origin, settings)
+    changes = describe_changes(stored, provenance, settings)
     if changes and not config.train.resume_with_changes:
         raise CheckpointError(
             f"the run in {folder.path} was trained with something else: {'; '.join(changes)}. "
             f"Restore what it was trained with, {new_run}, or repeat the command with "
             "train.resume_with_changes=true: the log and run.notes then state the changes"
         )
-    return changes + changed_versions(stored.versions, origin.versions)
+    return changes + changed_versions(stored.versions, provenance.versions)
 
 
 def _update_config(folder: RunFolder, changes: Mapping[str, object]) -> None:

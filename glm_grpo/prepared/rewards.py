@@ -33,10 +33,10 @@ def check_used(config: Config, prompts: Prompts) -> None:
     unused: dict[str, list[str]] = {}
     weights = {name: abs(weight) for name, weight in reward.weights().items() if weight != 0}
     for name in weights:
-        needs, only = reward.terms[name].needs(), reward.terms[name].only
-        rows = [row for row, prompt_id in enumerate(ids) if fnmatchcase(prompt_id, only)]
+        needs, pattern = reward.terms[name].needs(), reward.terms[name].prompt_ids
+        rows = [row for row, prompt_id in enumerate(ids) if fnmatchcase(prompt_id, pattern)]
         for is_lacking, lack in (
-            (not rows, f"has an id that matches `only`, {only!r}"),
+            (not rows, f"has an id that matches `prompt_ids`, {pattern!r}"),
             ("target" in needs and lacks_target, "has a target image, by the field `target`"),
             ("source" in needs and lacks_source, "has a source image, because data.sources is 0"),
             ("text" in needs and not any(texts[row] for row in rows), ASKING),
@@ -50,7 +50,7 @@ def check_used(config: Config, prompts: Prompts) -> None:
     share = sum(weights[name] for name in names) / sum(weights.values())
     lacks = "; ".join(f"{' and '.join(each)}: none {lack}" for lack, each in unused.items())
     remedy = " ".join(f"{name}=null" for name in names)
-    if not reward.allow_untied and not any(
+    if not reward.allow_image_only and not any(
         reward.terms[name].needs() for name in weights if name not in names
     ):
         clip = "clip_score" if "clip_score" in reward.terms else "+reward.terms.clip_score.weight"
@@ -74,9 +74,9 @@ def check_targets(config: Config, prompts: Prompts) -> None:
         ("train.method", "sft", "set train.method=grpo")
         if config.train.method == "sft"
         else (
-            "anchor.weight",
-            config.anchor.weight,
-            "set anchor.weight=0 and leave anchor.final_weight out",
+            "sft.weight",
+            config.sft.weight,
+            "set sft.weight=0 and leave sft.final_weight out",
         )
     )
     rule = f"none of the {len(prompts.training)} training prompts has a target image to learn from"
@@ -98,10 +98,14 @@ def check_scored(config: Config, scorer: Scorer, prompts: Prompts) -> list[str]:
             lines += scorer.check_prompts(
                 _each(prompt_set), of=f"{of} prompts", is_training=is_training
             )
-    if config.rollout.refill_rounds and len(prompts.training) == config.rollout.prompts_per_step:
+    if (
+        config.rollout.dynamic_sampling_rounds
+        and len(prompts.training) == config.rollout.prompts_per_step
+    ):
         lines.append(
-            f"rollout.refill_rounds: every step samples all {len(prompts.training)} training "
-            "prompts, so none is left to replace one; add prompts or lower rollout.prompts_per_step"
+            "rollout.dynamic_sampling_rounds: every step samples all "
+            f"{len(prompts.training)} training prompts, so none is left to replace one; add "
+            "prompts or lower rollout.prompts_per_step"
         )
     return lines
 

@@ -10,7 +10,7 @@ from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint, newest_or_refuse, split_path
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.phase import Models
+from glm_grpo.training.models import Models
 from rewards.problems import Problem, describe_problems
 
 

@@ -20,8 +20,8 @@ from glm_grpo.run.trackers import Trackers
 from glm_grpo.run.writing import truncate_after
 from glm_grpo.training.learner import Learner
 from glm_grpo.training.loop import Trainer
+from glm_grpo.training.models import Models
 from glm_grpo.training.monitors.hacking import HackingMonitor
-from glm_grpo.training.phase import Models
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records, ShowRun
 from glm_grpo.training.saver import CheckpointSaver

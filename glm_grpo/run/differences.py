@@ -17,7 +17,7 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import resume_command, split_path
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import read_origin
+from glm_grpo.run.provenance import read_provenance
 
 _MOST_SHOWN = 3
 """Changed keys, at most, whose values an error shows."""
@@ -52,10 +52,10 @@ def refuse_other_settings(path: Path, config: Config) -> None:
 
 def compared_by_content(folder: RunFolder, config: Config) -> set[str]:
     """Keys of files that are compared by content, because files may have been moved."""
-    origin = read_origin(folder)
-    if origin is None:
+    provenance = read_provenance(folder)
+    if provenance is None:
         return set()
-    return {"data.path", "data.eval_path", *origin.files} & local_paths(config).keys()
+    return {"data.path", "data.eval_path", *provenance.files} & local_paths(config).keys()
 
 
 def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:
@@ -75,6 +75,6 @@ def train_longer(folder: RunFolder, config: Config) -> str:
     return (
         f"start a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
         "can change only in a run that was started with optim.schedule=constant and without "
-        "anchor.final_weight, because the cosine schedule and the anchor weight both end at "
+        "sft.final_weight, because the cosine schedule and the weight of targets both end at "
         "the last step"
     )

@@ -27,7 +27,7 @@ from glm_grpo.run.folder import (
     write_atomically,
 )
 from glm_grpo.run.lock import LOCK_NAME, RunLock
-from glm_grpo.run.origin import read_origin
+from glm_grpo.run.provenance import read_provenance
 from glm_grpo.run.tables import read_metrics, stored_steps
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,8 @@ def _refuse_what_is_there(folder: RunFolder) -> None:
     """Refuse to begin a run where it could overwrite something or take it for its own.
 
     A start that failed before the first record (for instance, without weights) leaves its config,
-    origin and lock, which may be overwritten. Empty folders are fine too, such as a mount point.
+    provenance and lock, which may be overwritten. Empty folders are fine too, such as a mount
+    point.
     """
     names = {path.name for path in folder.path.iterdir() if not _is_empty_folder(path)}
     own = {*_OF_HYDRA, LOCK_NAME}
@@ -226,9 +227,9 @@ def _newest_unfinished_run(run_dir: Path, config: Config) -> Path | None:
 def _began(folder: RunFolder) -> tuple[str, str]:
     """When a run began, by the clock that is never put back; its name is of local time."""
     with suppress(StorageError):
-        origin = read_origin(folder)
-        if origin is not None:
-            return origin.began, str(folder.path)
+        provenance = read_provenance(folder)
+        if provenance is not None:
+            return provenance.began, str(folder.path)
     written = datetime.fromtimestamp(folder.config_path.stat().st_mtime, UTC)
     return written.isoformat(timespec="seconds"), str(folder.path)
 

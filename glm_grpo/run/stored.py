@@ -15,7 +15,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
 from glm_grpo.output import counted
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import Origin, read_origin
+from glm_grpo.run.provenance import Provenance, read_provenance
 from glm_grpo.run.tables import (
     RAW,
     SOURCES,
@@ -125,14 +125,14 @@ class EvaluatedRun:
     Attributes:
         name: Shortest end of its path that is unique among the runs.
         evaluations: Evaluations in the order of their steps, at least two.
-        origin: What it began with; None for a run that did not store it.
+        provenance: What it began with; None for a run that did not store it.
     """
 
     folder: RunFolder
     name: str
     config: Config
     evaluations: tuple[StoredEvaluation, ...]
-    origin: Origin | None = None
+    provenance: Provenance | None = None
 
 
 def read_rollouts(folder: RunFolder, names: Sequence[str], *, group_size: int) -> StoredRollouts:
@@ -171,7 +171,7 @@ def read_evaluated_run(folder: RunFolder, config: Config, *, name: str) -> Evalu
         )
     names, samples = tuple(config.reward.terms), config.eval.samples_per_prompt
     evaluations = tuple(_read_evaluation(folder, step, names, samples) for step in steps)
-    return EvaluatedRun(folder, name, config, evaluations, read_origin(folder))
+    return EvaluatedRun(folder, name, config, evaluations, read_provenance(folder))
 
 
 def _read_evaluation(

@@ -25,11 +25,12 @@ from jaxtyping import Bool, Float32
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from glm_grpo.config.renamed import new_metric
 from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, step_of, storage_errors
 from rewards.canaries import Band
-from rewards.reweigh import Mode
 from rewards.types import RewardTable
+from rewards.weighting import Mode
 
 MetricsRow = dict[str, int | float | None]
 """`step` and its metrics; None stands for a value not finite."""
@@ -130,11 +131,13 @@ def read_metrics(folder: RunFolder) -> list[MetricsRow]:
     """Read the metrics of all steps in order, one row each; empty for a run without metrics.
 
     The lines of a step are joined: its own, and that of its evaluation, whose values replace
-    earlier ones of the same name. Runs of versions up to 0.2 have a single line per step.
+    earlier ones of the same name. Runs of versions up to 0.2 have a single line per step, and other
+    names for some metrics.
     """
     rows: dict[int, MetricsRow] = {}
     for line in read_metrics_lines(folder):
-        rows.setdefault(int(line["step"] or 0), {}).update(line)
+        row = rows.setdefault(int(line["step"] or 0), {})
+        row.update({new_metric(name): value for name, value in line.items()})
     return list(rows.values())
 
 

@@ -31,8 +31,8 @@ from glm_grpo.run.folder import (
 )
 from glm_grpo.run.tables import Weighing, read_metrics_lines, weighing_metadata
 from glm_grpo.types import Evaluation, Experience, ImageBatch
-from rewards.reweigh import Mode
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import Mode
 
 _PNG_COMPRESSION = 1
 """Fastest level; lossless like all levels."""

@@ -17,14 +17,14 @@ from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.credit import TokenPlaces, place_credit, token_advantages
 from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.models.base import Policy
+from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
-from glm_grpo.training.joining import join_experiences
-from glm_grpo.training.phase import Models, PhaseClock, replay_size
+from glm_grpo.training.models import Models, PhaseClock, replay_size
 from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.parts import Grid
 from rewards.refusals import check_refusals, find_refusals, join_refusals
-from rewards.reweigh import combine, placed_contributions
+from rewards.weighting import combine, placed_contributions
 
 
 def collect(
@@ -40,9 +40,10 @@ def collect(
 
     If several processes each bring part of a batch, advantages are computed over the whole.
 
-    With `rollout.refill_rounds`, flat groups are replaced by groups of spare prompts. Flat
-    replacements are replaced again, up to `refill_rounds` times; when spare prompts run out, a flat
-    group stays. The experience contains all sampled groups and marks those that are discarded.
+    With `rollout.dynamic_sampling_rounds`, zero-std groups are replaced by groups of spare prompts,
+    and such replacements again, up to `dynamic_sampling_rounds` times; when spare prompts run out,
+    a zero-std group stays. The experience contains all sampled groups and marks those that are
+    discarded.
     Source: DAPO (arXiv 2503.14476), section 3.2, "dynamic sampling".
 
     Args:
@@ -62,7 +63,7 @@ def collect(
         sampled = partial(_sample_and_score, models, config=config, clock=clock, grid=grid)
         experience = sampled(batch)
     if spares is not None:
-        rounds = config.rollout.refill_rounds
+        rounds = config.rollout.dynamic_sampling_rounds
         experience = _refill(experience, spares, sampled, rounds, processes)
     _check_refusals(experience, processes)
     return with_advantages(experience, config, places, processes)
@@ -149,7 +150,7 @@ def with_advantages(
             of_all,
             torch.cat([part for _, part in parts if part is not None]),
             places,
-            later=config.advantage.later,
+            reward_to_go=config.advantage.reward_to_go,
             normalization=config.advantage.normalization,
             std_floor=config.advantage.std_floor,
             clip=config.advantage.clip,
@@ -198,7 +199,7 @@ def _refill(
         if not left or not any(wanted):
             break
         before = sum(wanted[: processes.rank])
-        # The last flat groups stay if spare prompts run out.
+        # The last zero-std groups stay if spare prompts run out.
         own, left = left[before : before + len(flat)], left[sum(wanted) :]
         replaced, flat = flat[: len(own)], flat[:0]
         with processes.together():

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
+from glm_grpo.training.collate import join_images, join_tables
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
-from glm_grpo.training.joining import join_images, join_tables
-from glm_grpo.training.phase import Display, Models, NoDisplay, PhaseClock
+from glm_grpo.training.models import Display, Models, NoDisplay, PhaseClock
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
 from rewards.refusals import find_refusals
-from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
+from rewards.weighting import Mode, combine
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.models.sampling import prompts_at_once
-from glm_grpo.training.joining import join_rollouts
-from glm_grpo.training.phase import Models, PhaseClock, decoding_size, sampling_size
+from glm_grpo.training.collate import join_rollouts
+from glm_grpo.training.models import Models, PhaseClock, decoding_size, sampling_size
 from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Grid
 from rewards.types import RewardTable

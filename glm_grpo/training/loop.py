@@ -1,7 +1,7 @@
 """Run steps; evaluate, save and stop when it is time.
 
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
-the pictures, turns scores into advantages inside each group, and takes `updates_per_rollout`
+the pictures, turns scores into advantages inside each group, and takes `epochs_per_rollout`
 clipped, KL-regularised updates of the policy: `RewardStep` in `steps.py`. The first half, up to the
 advantages, is `collect` in `collect.py`; the second is `update_policy` in `glm_grpo.grpo.update`.
 With `train.method: sft` a step learns the tokens of target images instead, and only evaluations
@@ -28,7 +28,7 @@ from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
 from glm_grpo.training.learner import Learner
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.saver import CheckpointSaver

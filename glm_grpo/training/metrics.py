@@ -11,9 +11,9 @@ from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit import audit_table
 from rewards.refusals import find_refusals
-from rewards.reweigh import Mode, contributions, placed_share
 from rewards.terms.ocr import OCR, OCR_EXACT
 from rewards.types import RewardTable
+from rewards.weighting import Mode, contributions, placed_share
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,12 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
         metrics[f"reward/{term.name}/std"] = term.std
         metrics[f"reward/{term.name}/std_within"] = term.std_within
         metrics[f"reward/{term.name}/advantage_share"] = term.advantage_share
-        metrics[f"reward/{term.name}/flat_fraction"] = term.flat_fraction
+        metrics[f"reward/{term.name}/zero_std_fraction"] = term.zero_std_fraction
         metrics[f"reward/{term.name}/refused_fraction"] = refused.fraction
         for column in range(row):
             other = audit.terms[column].name
             metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
-    metrics["advantage/flat_fraction"] = experience.is_flat().float().mean().item()
+    metrics["advantage/zero_std_fraction"] = experience.is_flat().float().mean().item()
     if experience.place_credit is not None:
         metrics["credit/placed"] = placed_share(table, mode=combine)
         metrics["credit/token_rms"] = experience.advantages.square().mean().sqrt().item()

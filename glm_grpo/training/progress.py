@@ -139,14 +139,15 @@ class Progress:
         left = [f"left {timedelta(seconds=seconds)}"] if seconds else []
         head = f"step {step:>{len(str(self._total))}}/{self._total}"
         self._print([head, *_figures(metrics), *left])
-        is_flat = metrics.get("advantage/flat_fraction") == 1
+        is_flat = metrics.get("advantage/zero_std_fraction") == 1
         # A quiet console is that of a process beside the main one.
         if is_flat and not self._is_flatness_known and not self._console.quiet:
             self._is_flatness_known = True
             logger.warning(
-                "all groups of step %d are flat (the images of a prompt have equal totals), so it "
-                "taught nothing; use other prompts, a larger rollout.group_size or another reward. "
-                "Later steps like it are not reported: see advantage/flat_fraction",
+                "all groups of step %d are zero-std groups (the images of a prompt have equal "
+                "totals): it taught nothing; use other prompts, a larger rollout.group_size or "
+                "another reward. Later steps like it are not reported: see "
+                "advantage/zero_std_fraction",
                 step,
             )
 

@@ -31,10 +31,10 @@ from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow, read_metrics, read_untrained
 from glm_grpo.run.trackers import Trackers
 from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
+from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.collect import image_advantages
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import weigh_evaluation
-from glm_grpo.training.joining import join_experiences
 from glm_grpo.training.metrics import (
     StepWork,
     evaluation_metrics,
@@ -43,13 +43,13 @@ from glm_grpo.training.metrics import (
     supervised_metrics,
     supervised_utilisation,
 )
-from glm_grpo.training.monitors.hacking import HackingMonitor
-from glm_grpo.training.phase import (
+from glm_grpo.training.models import (
     PhaseClock,
     out_of_memory_explained,
     peak_memory_bytes,
     process_bytes,
 )
+from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.types import Evaluation, EvaluationPart, Experience
 from rewards.canaries import Departure, measure_pictures
 from rewards.refusals import find_refusals

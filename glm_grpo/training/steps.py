@@ -15,8 +15,8 @@ from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.learner import Learner
+from glm_grpo.training.models import Models, PhaseClock, replay_size
 from glm_grpo.training.monitors.recheck import recheck_decode
-from glm_grpo.training.phase import Models, PhaseClock, replay_size
 from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.training.targets import sft_weight, tokenize_targets
@@ -31,9 +31,9 @@ def update_settings(config: Config) -> UpdateSettings:
         loss=config.loss,
         max_grad_norm=config.optim.max_grad_norm,
         micro_batch_size=config.train.micro_batch_size,
-        updates_per_rollout=config.train.updates_per_rollout,
-        minibatches_per_rollout=config.train.minibatches_per_rollout,
-        is_skipping_flat=config.train.skip_flat,
+        epochs_per_rollout=config.train.epochs_per_rollout,
+        minibatches=config.train.minibatches,
+        is_skipping_flat=config.train.skip_zero_std,
     )
 
 
@@ -127,7 +127,7 @@ class RewardStep:
         processes, spares = self.processes, None
         with processes.together():
             whole = self.batch_for_step(step)
-            if self.config.rollout.refill_rounds > 0:
+            if self.config.rollout.dynamic_sampling_rounds > 0:
                 spares = build_spares(self.config, self.prompts, step)
         with self.learner.strategy.full_parameters():
             return collect(
@@ -157,15 +157,15 @@ class RewardStep:
 
     def _targets(self, experience: Experience, step: int, clock: PhaseClock) -> TargetTokens | None:
         """Target images of the step, if its loss has an SFT term."""
-        anchor = self.config.anchor
-        if not anchor.is_used:
+        sft = self.config.sft
+        if not sft.is_used:
             return None
         with self.processes.together():
             return tokenize_targets(
                 self.models,
                 prompts_at(experience.prompts, experience.trained_groups()),
-                weight=sft_weight(anchor, step, self.config.train.steps),
-                preview=anchor.preview,
+                weight=sft_weight(sft, step, self.config.train.steps),
+                preview=sft.preview,
                 clock=clock,
             )
 
@@ -181,9 +181,9 @@ class RewardStep:
             )
 
     def _follow_with_reference(self, step: int) -> None:
-        every = self.config.loss.reference_sync_every
+        every = self.config.loss.reference_sync_steps
         if self.config.needs_reference and every is not None and step % every == 0:
-            self.models.policy.mix_reference(self.config.loss.reference_mix)
+            self.models.policy.mix_reference(self.config.loss.reference_mixup_alpha)
 
 
 @dataclass
@@ -210,7 +210,7 @@ class SupervisedStep:
                 self.models,
                 encode_sources(self.models, part, clock),
                 weight=1.0,
-                preview=self.config.anchor.preview,
+                preview=self.config.sft.preview,
                 clock=clock,
             )
         size = replay_size(targets.prompts, policy, settings.micro_batch_size)

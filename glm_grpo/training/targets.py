@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from glm_grpo.config.sections import AnchorSection
+from glm_grpo.config.sections import SftSection
 from glm_grpo.data.prompts import prompts_at
 from glm_grpo.models.base import Preview
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import PromptBatch, TargetTokens
 
 
-def sft_weight(settings: AnchorSection, step: int, steps: int) -> float:
+def sft_weight(settings: SftSection, step: int, steps: int) -> float:
     """Weight of the SFT term at a step, from 1: linear from `weight` to `final_weight`."""
     if settings.final_weight is None or steps == 1:
         return settings.weight
@@ -31,7 +31,7 @@ def tokenize_targets(
     Args:
         batch: Batch whose source pictures, if any, are encoded.
         weight: Weight of the SFT term in the loss.
-        preview: How to get preview tokens, as in `anchor.preview`.
+        preview: How to get preview tokens, as in `sft.preview`.
         clock: Records the time as phase `sources`.
 
     Raises:

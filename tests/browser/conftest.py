@@ -24,8 +24,8 @@ from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write
 from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.tiny.world import draw_sign, signs_of_words
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import combine
 from tests.programs import Programs
 
 HOSTILE = (

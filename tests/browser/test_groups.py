@@ -72,7 +72,7 @@ def test_groups_show_samples_by_reward_with_all_that_is_known_of_them(
     page.keyboard.press("d")
     expect(page.locator(".difference")).to_have_count(0)
 
-    expect(page.locator("p[role=status]")).to_contain_text("1 flat group.")
+    expect(page.locator("p[role=status]")).to_contain_text("1 zero-std group.")
     masked = group_of(page, "masked")
     expect(masked).to_contain_text("Terms that do not apply here: lpips")
     # What each term adds stands beside the picture, enlarged: ocr takes over the weight of lpips.

@@ -10,8 +10,8 @@ import torch
 
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.studio.rescore.rescore import kendall_taus, winner_changes
-from rewards.reweigh import Mode, advantage_shares, combine, contributions, is_flat
 from rewards.types import RewardTable
+from rewards.weighting import Mode, advantage_shares, combine, contributions, is_flat
 from tests.browser.conftest import OpenGallery
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -21,7 +21,7 @@ PROMPTS, IMAGES, STEPS = 5, 6, 4
 
 
 def make_table() -> RewardTable:
-    """Groups of all steps, with masks, ties, refused images, flat groups and one that nearly is."""
+    """Groups of all steps, with masks, ties, refused images, zero-std groups and one nearly so."""
     generator = torch.Generator().manual_seed(4)
     raw = torch.rand(STEPS * PROMPTS, IMAGES, len(NAMES), generator=generator)
     raw[::PROMPTS] = raw[::PROMPTS, :1]

@@ -193,7 +193,7 @@ def test_weights_list_groups_by_what_changes_and_say_what_rescore_refuses(
     assert all("plain" in text or "script" in text for text in headings.all_inner_texts()[:8])
     page.get_by_role("button", name="Next").click()
     expect(headings).to_have_count(2)
-    page.get_by_text("4 flat groups").click()
+    page.get_by_text("4 zero-std groups").click()
     expect(headings).to_have_count(2 + 4)
     page.get_by_label("only groups whose winner changes").check()
     expect(headings).to_have_count(8)

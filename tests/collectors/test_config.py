@@ -53,7 +53,7 @@ def test_collectors_and_pushes_that_would_wait_for_ever_are_fewer(
     tiny, overrides: tuple[str, ...], collectors: int, push_every: int, note: str
 ) -> None:
     given = ("async.max_policy_age=2", *(f"async.{override}" for override in overrides))
-    config = tiny("train.mode=async", "train.updates_per_rollout=2", "async.collectors=2", *given)
+    config = tiny("train.mode=async", "train.epochs_per_rollout=2", "async.collectors=2", *given)
     used = effective_config(config)
     section = used.config.asynchronous
     assert (section.collectors, section.push_every) == (collectors, push_every)

@@ -121,7 +121,7 @@ def start(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Start
             "+reward.terms.own.kind=custom",
             "+reward.terms.own.function=own_term:brightness",
             "+reward.terms.own.weight=1",
-            "reward.allow_untied=true",
+            "reward.allow_image_only=true",
             *("optim.warmup_steps=0", "optim.schedule=constant", "trackers=[]"),
             f"run_dir={folder / 'run'}",
             *overrides,

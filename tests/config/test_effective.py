@@ -83,27 +83,31 @@ def test_all_changes_are_told_in_one_line(small: Bend) -> None:
     ("changes", "note"),
     [
         ({"loss.ratio_level": "sequence"}, "loss.ratio_level sequence: no effect"),
-        ({"loss.ratio_cap": 4.0}, "loss.ratio_cap 4: no effect"),
+        ({"loss.two_sided_clip": 4.0}, "loss.two_sided_clip 4: no effect"),
         (
             {"loss.clip_low": 0.1, "loss.clip_high": 0.28},
             "loss.clip_low 0.1, loss.clip_high 0.28: no effect",
         ),
-        ({"loss.clip_high": 0.28, "train.minibatches_per_rollout": 2}, ""),
-        ({"loss.ratio_cap": 4.0, "train.updates_per_rollout": 2}, ""),
-        ({"loss.ratio_cap": 4.0, "train.minibatches_per_rollout": 2}, ""),
-        ({"train.skip_flat": True}, "train.skip_flat: no effect"),
-        ({"train.skip_flat": True, "loss.kl_coef": 0.0}, ""),
+        ({"loss.clip_high": 0.28, "train.minibatches": 2}, ""),
+        ({"loss.two_sided_clip": 4.0, "train.epochs_per_rollout": 2}, ""),
+        ({"loss.two_sided_clip": 4.0, "train.minibatches": 2}, ""),
+        ({"train.skip_zero_std": True}, "train.skip_zero_std: no effect"),
+        ({"train.skip_zero_std": True, "loss.kl_coef": 0.0}, ""),
         (
             {"train.method": "sft"},
             "train.method sft: ",
         ),
         (
-            {"rollout.refill_rounds": 2, "loss.kl_placement": "reward", "loss.kl_estimator": "k1"},
-            "rollout.refill_rounds: no effect",
+            {
+                "rollout.dynamic_sampling_rounds": 2,
+                "loss.kl_placement": "reward",
+                "loss.kl_estimator": "k1",
+            },
+            "rollout.dynamic_sampling_rounds: no effect",
         ),
         (
-            {"loss.reference_sync_every": 2, "loss.kl_coef": 0.0},
-            "loss.reference_sync_every: no effect",
+            {"loss.reference_sync_steps": 2, "loss.kl_coef": 0.0},
+            "loss.reference_sync_steps: no effect",
         ),
     ],
 )

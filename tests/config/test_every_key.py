@@ -21,20 +21,21 @@ model: {path: zai-org/GLM-Image, dtype: bfloat16, adapter: {rank: 16384, alpha: 
         start_from: outputs/run, gradient_checkpointing: true, quantization: nf4,
         compile: false}
 data: {path: prompts.jsonl, eval_path: held_out.jsonl, sources: 1}
-rollout: {prompts_per_step: 1, group_size: 2, batch_size: 16, refill_rounds: 3, height: 1024,
-          width: 32, temperature: 0.001, top_p: 1.0, top_k: 1, min_p: 0.02, guidance_scale: 5.0}
+rollout: {prompts_per_step: 1, group_size: 2, batch_size: 16, dynamic_sampling_rounds: 3,
+          height: 1024, width: 32, temperature: 0.001, top_p: 1.0, top_k: 1, min_p: 0.02,
+          guidance_scale: 5.0}
 decode: {steps: 1, guidance_scale: 1.5, rollout_steps: 4, recheck_every: 1, recheck_groups: 1,
          min_rank_correlation: -1.0, batch_size: 1, vae_batch_size: 2, quantization: float8,
          compile: false}
 reward:
   combine: normalize_then_sum
-  allow_untied: true
+  allow_image_only: true
   overlap: false
   watch: [psnr]
   on_hacking: stop
   canary_margin: 3.0
   terms:
-    ssim: {weight: -0.5, std_floor: 0.01, timeout_seconds: 5.0, only: poster-*,
+    ssim: {weight: -0.5, std_floor: 0.01, timeout_seconds: 5.0, prompt_ids: poster-*,
            when: evaluation, against: source}
     lpips: {against: source, network: vgg, pretrained: true}
     ocr: {case_sensitive: true, extra_text_penalty: 1.0, engine: rapidocr, threads: 1,
@@ -52,18 +53,19 @@ reward:
     remote: {url: 'https://scores.example', token_variable: SCORES_TOKEN,
              needs_of_prompt: [target], retries: 0}
     custom: {function: 'scores:contrast', folder: /mine, needs_of_prompt: []}
-advantage: {normalization: batch_std, std_floor: 0.5, clip: null, credit: image, later: 0.6}
+advantage: {normalization: batch_std, std_floor: 0.5, clip: null, credit: image, reward_to_go: 0.6}
 loss: {kl_coef: 0.0, kl_estimator: k3, kl_placement: reward, kl_behaviour_coef: 0.1,
-       reference_sync_every: 5, reference_mix: 1.0, entropy_coef: 0.01,
-       top_entropy_quantile: 1.0, kind: cispo, clip_low: 0.1, clip_high: 0.28, ratio_cap: 4.0,
-       ratio_level: sequence, tau_positive: 2.0, tau_negative: 2.0, log_clip: 0.1,
+       reference_sync_steps: 5, reference_mixup_alpha: 1.0, entropy_coef: 0.01,
+       top_entropy_quantile: 1.0, kind: cispo, clip_low: 0.1, clip_high: 0.28, max_ratio: 4.0,
+       two_sided_clip: 4.0, ratio_level: sequence, tau_positive: 2.0, tau_negative: 2.0,
+       log_clip: 0.1,
        function: 'mine:other', folder: /mine, importance_weights: none,
        max_importance_ratio: 1.0, min_importance_ratio: 0.5}
-anchor: {weight: 0.1, final_weight: 0.2, preview: encode}
+sft: {weight: 0.1, final_weight: 0.2, preview: encode}
 optim: {learning_rate: 10.0, schedule: constant, warmup_steps: 0, weight_decay: 0.1,
         betas: [0.0, 0.999], epsilon: 1.0e-15, max_grad_norm: 0.1}
-train: {mode: async, method: sft, steps: 500, seed: 9223372036854775807, updates_per_rollout: 2,
-        minibatches_per_rollout: 8, skip_flat: true, micro_batch_size: 1, checkpoint_every: 1,
+train: {mode: async, method: sft, steps: 500, seed: 9223372036854775807, epochs_per_rollout: 2,
+        minibatches: 8, skip_zero_std: true, micro_batch_size: 1, checkpoint_every: 1,
         keep_checkpoints: 1, eval_every: 1, resume: auto, resume_with_changes: true}
 async: {collectors: 1, max_policy_age: 0, push_every: 2, address: 'head:6379',
         cpus_per_collector: 4, gpus_per_collector: 0.25}
@@ -78,7 +80,7 @@ run_dir: elsewhere
 
 LEARNED = (
     *("model.path", "model.adapter.", "rollout.prompts_per_step", "rollout.group_size"),
-    *("loss.", "advantage.", "anchor.", "optim.", "train.seed", "train.method", "data."),
+    *("loss.", "advantage.", "sft.", "optim.", "train.seed", "train.method", "data."),
     *("reward.combine", "reward.terms.ssim.weight", "reward.terms.custom.function"),
 )
 """Keys, or beginnings of keys, that decide what is learned: another value is another run."""
@@ -93,6 +95,7 @@ OF_THIS_MACHINE = (
 ADAPTER = {"rank": 4, "alpha": 8.0}
 KL = {"kl_coef": 0.02, "kl_estimator": None, "kl_placement": "loss", "kl_behaviour_coef": 0.0}
 CUSTOM = {"loss": {"kind": "custom", "function": "mine:loss", **KL}}
+CISPO = {"loss": {"kind": "cispo", **KL}}
 SAPO = {"loss": {"kind": "sapo", **KL}}
 EASYOCR = {"reward.terms.ocr": {"kind": "ocr", "engine": "easyocr", "weight": 0.3}}
 
@@ -106,6 +109,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "reward.terms.ocr.languages": EASYOCR,
     "loss.kl_placement": {"loss.kl_estimator": None},
     "loss.kind": SAPO,
+    "loss.max_ratio": CISPO,
     "loss.tau_positive": SAPO,
     "loss.tau_negative": SAPO,
     "loss.log_clip": {"loss": {"kind": "gmpo", **KL}, "advantage.credit": "image"},

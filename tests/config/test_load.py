@@ -53,7 +53,7 @@ def test_config_differences_lets_a_constant_schedule_run_longer(bend: Bend) -> N
     stored = validate_config(bend("optim.schedule", "constant"))
     assert config_differences(stored, validate_config(bend("train.steps", 500))) == []
     # A weight that ends at the last step has another one at every step before.
-    longer = validate_config(bend("anchor.final_weight", 0.1))
+    longer = validate_config(bend("sft.final_weight", 0.1))
     ends = validate_config(bend("train.steps", 40))
     assert config_differences(ends, longer) == ["train.steps"]
 

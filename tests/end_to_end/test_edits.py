@@ -23,7 +23,7 @@ from glm_grpo.studio.probe.probe import sample_probe
 from glm_grpo.tiny import world
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.generate import encode_sources, sample
-from rewards.reweigh import combine
+from rewards.weighting import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
 SIDE = 64

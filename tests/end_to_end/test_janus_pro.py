@@ -21,7 +21,7 @@ SMALL = (
     *("rollout.height=32", "rollout.width=32", "rollout.prompts_per_step=3"),
     *("model.dtype=float32", "model.adapter={rank: 4, alpha: 8.0}", "trackers=[]"),
     *("~reward.terms.pick_score", "~reward.terms.clip_score", "reward.combine=weighted_sum"),
-    *("reward.allow_untied=true", "optim.learning_rate=3e-3", "optim.warmup_steps=0"),
+    *("reward.allow_image_only=true", "optim.learning_rate=3e-3", "optim.warmup_steps=0"),
     *("train.checkpoint_every=1", "train.eval_every=4", "train.keep_checkpoints=9"),
     *("train.micro_batch_size=12", "loss.kl_coef=0.001"),
 )
@@ -70,7 +70,7 @@ def test_it_learns_and_follows_the_sign_of_the_reward(settings, sign, credit):
 
 
 def test_a_run_that_is_resumed_ends_as_an_uninterrupted_one(settings, tmp_path):
-    more = ("train.minibatches_per_rollout=3", "eval.ema_decay=0.5", "rollout.batch_size=8")
+    more = ("train.minibatches=3", "eval.ema_decay=0.5", "rollout.batch_size=8")
     run(settings, "whole", *more, "train.steps=4", "train.eval_every=2")
     run(settings, "parts", *more, "train.steps=2", "train.eval_every=2")
     run(settings, "parts", *more, "train.steps=4", "train.eval_every=2", "train.resume=auto")

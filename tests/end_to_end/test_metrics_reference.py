@@ -40,9 +40,9 @@ def test_the_reference_names_every_metric_of_a_run_and_no_other(make_trainer) ->
         "train.micro_batch_size=2",
         "+reward.terms.psnr.weight=0",
         "reward.watch=[psnr]",
-        "anchor.weight=0.1",
+        "sft.weight=0.1",
         "advantage.credit=place",
-        "rollout.refill_rounds=1",
+        "rollout.dynamic_sampling_rounds=1",
         held_out=2,
         work=WORK,
     )

@@ -102,7 +102,7 @@ def test_clip_weights_with_a_program_are_refused(
 
 
 def build(name: str, **options: Any) -> Any:
-    section = {"terms": {name: {"weight": 1.0, **options}}, "allow_untied": True}
+    section = {"terms": {name: {"weight": 1.0, **options}}, "allow_image_only": True}
     return build_reward(RewardConfig.model_validate(section).terms[name], CPU)
 
 

@@ -23,7 +23,7 @@ def credit(
     """Token advantages; without rewards, everything has a place."""
     if rewards is None:
         rewards = placed.double().sum(dim=(2, 3)).float()
-    return token_advantages(rewards, placed, places, **{"later": 0.2} | CENTRED | options)
+    return token_advantages(rewards, placed, places, **{"reward_to_go": 0.2} | CENTRED | options)
 
 
 def random_parts(*shape: int) -> Tensor:
@@ -75,23 +75,23 @@ def test_own_place_and_reward_to_go_by_hand() -> None:
     to_go = torch.tensor([1.0, -1.0, -1.0, -1.0])
     # As credit of images: 1 and -1, a root mean square of 1, to which tokens are scaled.
     scaled_own, scaled_to_go = own / (5 / 4) ** 0.5, to_go
-    for later, expected in ((0.0, scaled_own), (1.0, scaled_to_go)):
-        found = credit(placed, places, later=later)
+    for weight, expected in ((0.0, scaled_own), (1.0, scaled_to_go)):
+        found = credit(placed, places, reward_to_go=weight)
         torch.testing.assert_close(found, torch.stack([expected, -expected])[None])
     mixed = 0.75 * scaled_own + 0.25 * scaled_to_go
     expected = mixed / mixed.square().mean().sqrt()
-    found = credit(placed, places, later=0.25)
+    found = credit(placed, places, reward_to_go=0.25)
     torch.testing.assert_close(found, torch.stack([expected, -expected])[None])
 
 
 @pytest.mark.parametrize("normalization", ["group_std", "mean_only", "batch_std"])
-@pytest.mark.parametrize("later", [0.0, 0.2, 1.0])
-def test_one_place_is_credit_by_image_to_the_bit(normalization: str, later: float) -> None:
+@pytest.mark.parametrize("reward_to_go", [0.0, 0.2, 1.0])
+def test_one_place_is_credit_by_image_to_the_bit(normalization: str, reward_to_go: float) -> None:
     placed = random_parts(5, 8, 3, 1)
     rewards = placed.sum(dim=(2, 3)) + 0.1 * random_parts(6, 8)[:5]
     options: dict[str, Any] = GRPO | {"normalization": normalization}
     places = token_places((Grid(3, 4), Grid(1, 1)), Grid(1, 1))
-    found = credit(placed, places, rewards, later=later, **options)
+    found = credit(placed, places, rewards, reward_to_go=reward_to_go, **options)
     images = group_advantages(rewards, **options)
     assert found.equal(images[..., None].expand(5, 8, 13))
 
@@ -123,7 +123,7 @@ def test_tokens_have_the_root_mean_square_of_images() -> None:
 def test_a_group_of_nearly_equal_totals_does_not_outweigh_the_others() -> None:
     # Differences at the places are alike; the totals differ by 0.01 and by 0.4.
     placed = torch.tensor([[[[0.41, 0.0]], [[0.0, 0.4]]], [[[0.4, 0.0]], [[0.0, 0.0]]]])
-    found = credit(placed, token_places((Grid(1, 2),), Grid(1, 2)), **GRPO, later=0.0)
+    found = credit(placed, token_places((Grid(1, 2),), Grid(1, 2)), **GRPO, reward_to_go=0.0)
     # 0.005 / 0.02, because the std is below the floor, and 0.2 / (0.4 / sqrt(2)).
     assert found.square().mean(dim=(1, 2)).sqrt().tolist() == pytest.approx([0.25, 0.5**0.5])
 
@@ -134,7 +134,7 @@ def test_a_standardised_term_keeps_its_weight_in_every_group() -> None:
     first = torch.tensor([[[50.5, -50.0], [-50.5, 50.0]], [[0.5, 0.0], [-0.5, 0.0]]])
     second = torch.tensor([[0.25, 0.25], [-0.25, -0.25]]).expand(2, 2, 2)
     placed, grid = torch.stack([first, second], dim=2), Grid(1, 2)
-    found = credit(placed, token_places((grid,), grid), later=0.0, is_standardised=True)
+    found = credit(placed, token_places((grid,), grid), reward_to_go=0.0, is_standardised=True)
     # In the second group, (0.5, 0) becomes (sqrt(1/2), 0), and (0.25, 0.25) becomes (0.5, 0.5).
     assert (found[1, 0, 0] / found[1, 0, 1]).item() == pytest.approx(1 + 2**0.5)
 
@@ -146,8 +146,8 @@ def test_a_term_with_few_large_parts_keeps_its_weight() -> None:
     letters = torch.zeros(40, 8, 16)
     letters[..., 5] = random_parts(80, 8)[40:]
     places = token_places((Grid(4, 4),), Grid(4, 4))
-    one, other = (credit(each[:, :, None], places, later=0.0) for each in (spread, letters))
-    both = credit(torch.stack([spread, letters], dim=2), places, later=0.0)
+    one, other = (credit(each[:, :, None], places, reward_to_go=0.0) for each in (spread, letters))
+    both = credit(torch.stack([spread, letters], dim=2), places, reward_to_go=0.0)
     factor = (both / (one + other)).flatten()
     # With one scale for both, the second would count four times as much.
     torch.testing.assert_close(factor, factor[:1].expand_as(factor), rtol=1e-3, atol=1e-3)
@@ -187,7 +187,7 @@ def test_a_policy_with_independent_places_has_a_cleaner_gradient_by_place() -> N
     # All 64 pairs of images of 3 tokens, each 0 or 1 with probability 1/2; a place earns its token.
     tokens = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 6).view(64, 2, 3)
     places = token_places((Grid(1, 3),), Grid(1, 3))
-    by_place = credit(tokens[:, :, None], places, later=0.0)
+    by_place = credit(tokens[:, :, None], places, reward_to_go=0.0)
     by_image = group_advantages(tokens.sum(dim=2), **CENTRED)[..., None]
     # The gradient of log-probs with respect to logits is token - 1/2. With d the pair's difference
     # at a token and D that of the sums, it is as D d by image, with mean 1/2 and variance 3/4. By
@@ -218,7 +218,7 @@ def test_reward_to_go_has_the_direction_of_the_exact_gradient(tokens: Grid, grid
     exact = (log_probs.sum(dim=1).exp() * earned.sum(dim=1)).sum()
     # All pairs of images as groups of two, each as often as it is drawn.
     pairs = torch.cartesian_prod(torch.arange(16), torch.arange(16))
-    advantages = credit(earned[pairs][:, :, None], places, later=1.0)
+    advantages = credit(earned[pairs][:, :, None], places, reward_to_go=1.0)
     frequency = log_probs.detach().sum(dim=1).exp()[pairs].prod(dim=1)
     learned = (frequency[:, None, None] * advantages * log_probs[pairs]).sum()
     gradients = [
@@ -238,7 +238,7 @@ def test_tokens_of_an_image_left_out_have_no_credit_and_those_of_others_that_of_
     smaller = placed[:, [0, 1, 3]]
     placed[:, 2] = torch.nan
     rewards = placed.sum(dim=(2, 3))
-    found = token_advantages(rewards, placed, places, later=0.2, **options)
+    found = token_advantages(rewards, placed, places, reward_to_go=0.2, **options)
     assert found[:, 2].count_nonzero() == 0
     assert place_credit(rewards, placed, TWO_BY_TWO)[:, 2].count_nonzero() == 0
     expected = credit(smaller, places, **options)

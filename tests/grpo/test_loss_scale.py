@@ -122,7 +122,7 @@ def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> Non
     )
     # Finite in the first update; times 4 above 65,504 in the second.
     factors = iter([1.0, 3e5])
-    settings = changed(SETTINGS, updates_per_rollout=2)
+    settings = changed(SETTINGS, epochs_per_rollout=2)
 
     def count(done: int, total: int) -> None:
         policy.factor = next(factors, policy.factor)

@@ -248,7 +248,7 @@ def test_without_importance_weights_the_gradient_is_not_weighed() -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_ratios_of_all_updates_are_to_the_policy_before_the_first(parts: int) -> None:
     off = make_experience(make_logits(seed=7), ADVANTAGES)
-    settings = changed(SETTINGS, updates_per_rollout=2, minibatches_per_rollout=parts)
+    settings = changed(SETTINGS, epochs_per_rollout=2, minibatches=parts)
     policy = TablePolicy(make_logits())
     reports = learn(policy, off, settings, 1.0)
 

@@ -42,7 +42,7 @@ def clipped(**changes: Any) -> ClippedLoss:
 KINDS: dict[str, SurrogateLoss] = {
     "clipped": clipped(),
     "gspo": clipped(ratio_level="sequence", clip_low=0.02, clip_high=0.02),
-    "capped": clipped(ratio_cap=4.0),
+    "capped": clipped(two_sided_clip=4.0),
     "cispo": CispoLoss(kind="cispo", **NO_KL),
     "sapo": SapoLoss(kind="sapo", **NO_KL),
     "gmpo": GmpoLoss(kind="gmpo", **NO_KL),
@@ -65,7 +65,7 @@ def one(advantage: float) -> Tensor:
 def test_two_sided_clip_limits_the_gradient_of_bad_images() -> None:
     log_probs = ratios(1.0, 3.0, 5.0)
     found = clipped_surrogate(
-        log_probs, torch.zeros(1, 3), one(-2.0), clip_low=0.2, clip_high=0.2, ratio_cap=4.0
+        log_probs, torch.zeros(1, 3), one(-2.0), clip_low=0.2, clip_high=0.2, two_sided_clip=4.0
     )
     # -min(min(r, 4) A, clip(r) A) with A = -2: 2 r up to the cap, 8 above it.
     torch.testing.assert_close(found.loss, torch.tensor([[2.0, 6.0, 8.0]]))
@@ -81,7 +81,7 @@ def test_two_sided_clip_limits_the_gradient_of_bad_images() -> None:
     [
         (1.5, 1.0, lambda ratio: {"clip_high": ratio - 1}),
         (0.75, -1.0, lambda ratio: {"clip_low": 1 - ratio}),
-        (4.0, -1.0, lambda ratio: {"ratio_cap": ratio}),
+        (4.0, -1.0, lambda ratio: {"two_sided_clip": ratio}),
     ],
 )
 def test_a_ratio_at_its_bound_is_not_clipped(
@@ -90,7 +90,7 @@ def test_a_ratio_at_its_bound_is_not_clipped(
     log_probs = ratios(ratio)
     # As rounded: the bound is this number to the bit.
     rounded = log_probs.detach().exp().item()
-    bounds = {"clip_low": 0.1, "clip_high": 0.1, "ratio_cap": 9.0} | bound(rounded)
+    bounds = {"clip_low": 0.1, "clip_high": 0.1, "two_sided_clip": 9.0} | bound(rounded)
     found = clipped_surrogate(log_probs, torch.zeros(1, 1), one(advantage), **bounds)
     assert found.is_clipped is not None
     assert found.is_clipped.tolist() == [[False]]
@@ -99,7 +99,7 @@ def test_a_ratio_at_its_bound_is_not_clipped(
 def test_the_cap_does_not_matter_to_good_images() -> None:
     args = (ratios(0.5, 1.1, 5.0), torch.zeros(1, 3), one(1.5))
     bounds = {"clip_low": 0.2, "clip_high": 0.2}
-    with_cap = clipped_surrogate(*args, **bounds, ratio_cap=2.0)
+    with_cap = clipped_surrogate(*args, **bounds, two_sided_clip=2.0)
     assert with_cap.loss.equal(clipped_surrogate(*args, **bounds).loss)
 
 
@@ -179,7 +179,7 @@ def test_equal_advantages_of_tokens_give_the_gradient_of_the_sequence() -> None:
 
 def test_cispo_weighs_by_the_capped_ratio() -> None:
     log_probs = ratios(0.5, 2.0, 9.0)
-    found = cispo_surrogate(log_probs, torch.zeros(1, 3), one(3.0), ratio_cap=5.0)
+    found = cispo_surrogate(log_probs, torch.zeros(1, 3), one(3.0), max_ratio=5.0)
     # The gradient of -min(r, 5) A log_prob, the weight held still.
     torch.testing.assert_close(
         gradient_of(found.loss.sum(), log_probs), torch.tensor([[-1.5, -6.0, -15.0]])
@@ -310,9 +310,9 @@ def test_sequence_log_ratio_is_the_one_that_is_clipped() -> None:
     assert not metrics["ratio/clip_fraction"].any()
 
 
-def test_a_ratio_cap_inside_the_clip_is_refused() -> None:
+def test_a_two_sided_clip_inside_the_clip_is_refused() -> None:
     with pytest.raises(ValueError, match=r"above 1 \+ clip_high = 1\.2"):
-        clipped(ratio_cap=1.1)
+        clipped(two_sided_clip=1.1)
 
 
 def test_every_kind_is_tested_here() -> None:

@@ -31,7 +31,7 @@ def clipped(**changes: Any) -> ClippedLoss:
 
 CASES: dict[str, tuple[AnyLoss, dict[str, Any]]] = {
     "clipped": (clipped(), {}),
-    "two-sided": (clipped(ratio_cap=2.0), {"delta": 2.0}),
+    "two-sided": (clipped(two_sided_clip=2.0), {"delta": 2.0}),
     "k3": (clipped(**KL, kl_estimator="k3"), {"beta": 0.3}),
     "k3 corrected": (clipped(**KL), {"beta": 0.3, "use_bias_correction_kl": True}),
     "gspo": (
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[AnyLoss, dict[str, Any]]] = {
         {"importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03},
     ),
     "cispo": (
-        CispoLoss(kind="cispo", ratio_cap=1.5, **NO_KL),
+        CispoLoss(kind="cispo", max_ratio=1.5, **NO_KL),
         {"loss_type": "cispo", "epsilon_high": 1.5},
     ),
     "sapo": (
@@ -124,7 +124,7 @@ def test_loss_and_gradient_equal_those_of_trl(case: str, scale: float) -> None:
         log_probs=log_probs.requires_grad_(),
         old_log_probs=log_probs.detach() + noise[0],
         reference_log_probs=log_probs.detach() + noise[1],
-        # One is of a flat group.
+        # One is of a zero-std group.
         advantages=torch.tensor([1.5, -0.5, 0.0, -1.0, 2.0, -2.0])[:, None],
         entropy=torch.rand(N, T, generator=generator).requires_grad_(),
     )

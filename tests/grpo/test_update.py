@@ -83,7 +83,7 @@ def test_update_policy_micro_batches_give_the_gradient_of_the_whole_batch(
 
 
 def test_update_policy_reports_the_same_for_any_micro_batch_size() -> None:
-    settings = changed(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2, updates_per_rollout=2)
+    settings = changed(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2, epochs_per_rollout=2)
     logits = make_logits()
     experience = make_experience(logits, ADVANTAGES)
 
@@ -130,7 +130,7 @@ def test_update_policy_replay_gap_does_not_measure_learning() -> None:
     reports = learn(
         TablePolicy(logits),
         replace(experience, rollout=shifted),
-        changed(SETTINGS, updates_per_rollout=3),
+        changed(SETTINGS, epochs_per_rollout=3),
     )
     assert [report.metrics["policy/replay_gap"] for report in reports] == pytest.approx(
         [0.125] * 3, rel=1e-5
@@ -143,7 +143,7 @@ def test_update_policy_later_updates_stay_relative_to_the_first() -> None:
     reports = learn(
         policy,
         make_experience(logits, ADVANTAGES),
-        changed(SETTINGS, updates_per_rollout=12, clip_low=0.05, clip_high=0.05),
+        changed(SETTINGS, epochs_per_rollout=12, clip_low=0.05, clip_high=0.05),
         learning_rate=2.0,
     )
     assert reports[0].metrics["ratio/clip_fraction"] == 0.0
@@ -157,7 +157,7 @@ def test_update_policy_later_updates_stay_relative_to_the_first() -> None:
 def test_update_policy_runs_the_reference_once_per_micro_batch() -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = changed(SETTINGS, kl_coef=0.1, micro_batch_size=2, updates_per_rollout=3)
+    settings = changed(SETTINGS, kl_coef=0.1, micro_batch_size=2, epochs_per_rollout=3)
     reports = learn(policy, make_experience(logits, ADVANTAGES), settings)
     assert policy.reference_calls == 3
     assert all(report.metrics["kl/reference"] > 0 for report in reports)
@@ -198,7 +198,7 @@ def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
 def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it() -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = changed(SETTINGS, kl_coef=1.0, kl_estimator="k3_corrected", updates_per_rollout=20)
+    settings = changed(SETTINGS, kl_coef=1.0, kl_estimator="k3_corrected", epochs_per_rollout=20)
     reports = learn(policy, make_experience(logits, FLAT), settings, learning_rate=0.5)
     kls = [report.metrics["kl/reference"] for report in reports]
     assert min(kls) >= 0
@@ -247,7 +247,7 @@ def test_update_policy_takes_no_step_on_rounding_alone(moved_by: str) -> None:
     # The reference is the policy, read with an error in the last bits.
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=logits * (1 + 1e-6))
-    settings = changed(SETTINGS, kl_coef=0.1, minibatches_per_rollout=2)
+    settings = changed(SETTINGS, kl_coef=0.1, minibatches=2)
     # The first prompt is the first minibatch.
     first = ADVANTAGES[0] if moved_by == "a_step" else FLAT[0]
     experience = make_experience(logits, torch.stack([first, FLAT[1]]))
@@ -294,7 +294,7 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
     reports = update_policy(
         Trainee(policy, optimizer, HalvingRate(optimizer)),
         make_experience(make_logits(), FLAT),
-        changed(SETTINGS, updates_per_rollout=3),
+        changed(SETTINGS, epochs_per_rollout=3),
     )
     assert [report.metrics["optim/learning_rate"] for report in reports] == [1.0, 0.5, 0.25]
 
@@ -305,7 +305,7 @@ def test_update_policy_counts_its_micro_batches() -> None:
     update_policy(
         Trainee(policy, torch.optim.SGD([policy.logits], lr=0.1), ConstantRate()),
         make_experience(make_logits(), ADVANTAGES),
-        changed(SETTINGS, updates_per_rollout=2, micro_batch_size=4),
+        changed(SETTINGS, epochs_per_rollout=2, micro_batch_size=4),
         count=lambda done, total: counts.append((done, total)),
     )
     # Two passes over 6 sequences, 4 at a time.
@@ -352,7 +352,7 @@ def bits_of(settings: UpdateSettings, advantages: Tensor) -> tuple[Tensor, list[
 
 
 def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
-    settings = changed(SETTINGS, minibatches_per_rollout=2, updates_per_rollout=2)
+    settings = changed(SETTINGS, minibatches=2, epochs_per_rollout=2)
     found, reports = bits_of(settings, ADVANTAGES)
 
     # The same by hand: the first prompt, the second, and both again, ratios to the same old policy.
@@ -381,7 +381,7 @@ def test_minibatches_take_an_update_for_each_part_of_the_prompts() -> None:
 
 
 def test_minibatches_do_not_depend_on_micro_batches() -> None:
-    settings = changed(SETTINGS, minibatches_per_rollout=2)
+    settings = changed(SETTINGS, minibatches=2)
     whole, _ = bits_of(settings, ADVANTAGES)
     parts, _ = bits_of(changed(settings, micro_batch_size=2), ADVANTAGES)
     torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)
@@ -490,8 +490,8 @@ def test_the_sft_term_moves_along_the_cross_entropy_of_its_tokens() -> None:
     expected = nn.functional.cross_entropy(
         make_logits().expand(2, -1, -1).flatten(0, 1), targets.token_ids.flatten()
     ).item()
-    assert report.metrics["anchor/cross_entropy"] == pytest.approx(expected, rel=1e-5)
-    assert report.metrics["anchor/weight"] == 0.5
+    assert report.metrics["sft/cross_entropy"] == pytest.approx(expected, rel=1e-5)
+    assert report.metrics["sft/weight"] == 0.5
     assert report.metrics["loss/total"] == pytest.approx(0.5 * expected, rel=1e-5)
 
 
@@ -511,15 +511,15 @@ def test_prompts_without_a_target_have_no_part_in_the_sft_term() -> None:
     none, (report,) = sft_move(make_targets([]), ADVANTAGES)
     plain, _ = sft_move(None, ADVANTAGES)
     assert torch.equal(none, plain)
-    assert math.isnan(report.metrics["anchor/cross_entropy"])
+    assert math.isnan(report.metrics["sft/cross_entropy"])
     assert not report.is_skipped
 
 
 def test_minibatches_have_the_target_images_of_their_prompts() -> None:
     # Plain descent at a rate at which the second update sees the weights of the first.
-    settings = replace(SETTINGS, minibatches_per_rollout=2)
+    settings = replace(SETTINGS, minibatches=2)
     _, reports = sft_move(make_targets([1]), ADVANTAGES, settings)
-    first, second = (report.metrics["anchor/cross_entropy"] for report in reports)
+    first, second = (report.metrics["sft/cross_entropy"] for report in reports)
     assert math.isnan(first)
     assert second > 0
 
@@ -559,7 +559,7 @@ def test_supervised_updates_move_along_the_cross_entropy() -> None:
 
 
 def test_supervised_minibatches_without_a_target_image_move_nothing() -> None:
-    settings = replace(SETTINGS, minibatches_per_rollout=2)
+    settings = replace(SETTINGS, minibatches=2)
     targets = make_targets([1], weight=1.0)
     moved, (first, second) = supervised_move(targets, settings)
     torch.testing.assert_close(moved, -cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
@@ -598,7 +598,7 @@ def test_discarded_groups_are_not_trained_on() -> None:
         advantages=ADVANTAGES[rows][..., None],
         trained=torch.tensor([2, 0]),
     )
-    settings = replace(SETTINGS, minibatches_per_rollout=2)
+    settings = replace(SETTINGS, minibatches=2)
     policies = [TablePolicy(logits.clone()) for _ in range(2)]
     (*reports,) = (
         learn(policy, experience, settings)
@@ -619,7 +619,7 @@ def test_policy_gradient_is_that_of_an_unclipped_step(kl_coef: float) -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
     policy.logits.grad = torch.ones_like(logits)
-    passes = changed(settings, updates_per_rollout=2, minibatches_per_rollout=2, max_grad_norm=1e-3)
+    passes = changed(settings, epochs_per_rollout=2, minibatches=2, max_grad_norm=1e-3)
     (gradient,) = policy_gradient(policy, make_experience(logits, ADVANTAGES), passes)
     torch.testing.assert_close(gradient, -move_of(ADVANTAGES, settings))
     assert gradient.abs().max() > 0.01

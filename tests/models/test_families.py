@@ -72,7 +72,7 @@ def test_the_original_layout_is_refused_with_the_converted_one(place, tmp_path, 
         ("+decode.steps=20", "decode.steps = 20\n.*has no effect with Janus-Pro"),
         ("+decode.recheck_every=3", r"leave it out \('~decode.recheck_every'"),
         ("+decode.vae_batch_size=2", "has no effect"),
-        ("anchor.preview=repeat", "anchor.preview = 'repeat'"),
+        ("sft.preview=repeat", "sft.preview = 'repeat'"),
         ("data.sources=1", "draws from text alone"),
     ],
 )

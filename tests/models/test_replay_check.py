@@ -14,7 +14,7 @@ from glm_grpo.models.glm_image import policy as policy_module
 from glm_grpo.models.janus_pro.loading import JanusPro
 from glm_grpo.models.janus_pro.network import JanusNetwork
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.phase import Models
+from glm_grpo.training.models import Models
 from glm_grpo.training.replay_check import CHECKED_LAYERS, check_code_path, check_replay
 from rewards.score import Scorer
 from tests.factories import NoDecoder

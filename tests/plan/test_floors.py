@@ -92,14 +92,14 @@ def test_find_device_knows_the_form_whose_figures_it_has(name, key):
         (("model.gradient_checkpointing=true",), 3 * 800 + 2 * 60 + 4 * 80),
         (("loss.kl_coef=0.1",), 3 * 800 + 3 * 60 + 4 * 80),
         # The reference is run once for all updates.
-        (("loss.kl_coef=0.1", "train.updates_per_rollout=3"), 7 * 800 + 7 * 60 + 10 * 80),
+        (("loss.kl_coef=0.1", "train.epochs_per_rollout=3"), 7 * 800 + 7 * 60 + 10 * 80),
         # Half of the images are seen first by a policy that has moved.
-        (("train.minibatches_per_rollout=2",), 2.5 * 800 + 2.5 * 60 + 3.5 * 80),
+        (("train.minibatches=2",), 2.5 * 800 + 2.5 * 60 + 3.5 * 80),
     ],
     ids=["adapters", "full", "checkpointing", "reference", "three updates", "minibatches"],
 )
 def test_update_flops_count_every_pass(overrides, an_image):
-    config = tiny_config(*PLAIN, "loss.kl_coef=0", "train.updates_per_rollout=1", *overrides)
+    config = tiny_config(*PLAIN, "loss.kl_coef=0", "train.epochs_per_rollout=1", *overrides)
     assert update_flops(planner_of(), config, BATCH) == 6 * an_image
 
 

@@ -59,7 +59,7 @@ def test_audit_counts_flat_groups() -> None:
     # One rounding apart is flat.
     near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     table = make_table(by_term([[0.3, near]], [[0.3, 0.4]], [[0.0, 0.0]], [[1.0, 2.0]]))
-    assert audit_table(table, mode="weighted_sum").terms[0].flat_fraction == 0.5
+    assert audit_table(table, mode="weighted_sum").terms[0].zero_std_fraction == 0.5
 
 
 def test_audit_leaves_masked_prompts_out_of_a_term() -> None:
@@ -69,13 +69,13 @@ def test_audit_leaves_masked_prompts_out_of_a_term() -> None:
     )
     first = audit_table(table, mode="weighted_sum").terms[0]
     assert (first.mean, first.std, first.std_within) == (1.0, 1.0, 1.0)
-    assert (first.flat_fraction, first.headroom, first.saturation) == (0.0, 1.0, 0.0)
+    assert (first.zero_std_fraction, first.headroom, first.saturation) == (0.0, 1.0, 0.0)
 
 
 def test_audit_is_undefined_for_a_term_that_applies_nowhere() -> None:
     table = make_table(by_term([[0.0, 0.0], [1.0, 2.0]]), [[False, True]])
     term = audit_table(table, mode="weighted_sum").terms[0]
-    figures = (term.mean, term.std, term.std_within, term.flat_fraction)
+    figures = (term.mean, term.std, term.std_within, term.zero_std_fraction)
     assert all(math.isnan(figure) for figure in (*figures, term.headroom, term.saturation))
     assert term.advantage_share == 0.0
 

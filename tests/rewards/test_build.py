@@ -66,7 +66,7 @@ def test_build_gives_every_term_its_own_options() -> None:
     values = {
         "overlap": False,
         "terms": {
-            "shape": {"kind": "ssim", "weight": 0.5, "std_floor": 0.25, "only": "b*"},
+            "shape": {"kind": "ssim", "weight": 0.5, "std_floor": 0.25, "prompt_ids": "b*"},
             "pull": {"kind": "ssim", "weight": -0.25, "std_floor": 0.125},
             "seen": {"kind": "ssim", "weight": 0.0, "when": "evaluation"},
         },

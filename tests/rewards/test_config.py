@@ -137,7 +137,7 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             {"aesthetic": AESTHETIC, "ssim": {"weight": 0.0}},
             {},
             "terms",
-            r"\(aesthetic\).*; add such a term .* reward.allow_untied=true",
+            r"\(aesthetic\).*; add such a term .* reward.allow_image_only=true",
         ),
         ({"mine": {**CUSTOM, "needs_of_prompt": []}}, {}, "terms", "only the image"),
         ({"psnr": {"weight": 0.0}}, {"watch": ["hps"]}, "watch", "'hps' is no term of weight 0"),
@@ -169,4 +169,4 @@ def test_config_is_tied_by_one_term_of_any_weight(weight: float) -> None:
 
 
 def test_config_allows_an_untied_reward_on_request() -> None:
-    assert read({"aesthetic": AESTHETIC}, allow_untied=True).weights() == {"aesthetic": 1.0}
+    assert read({"aesthetic": AESTHETIC}, allow_image_only=True).weights() == {"aesthetic": 1.0}

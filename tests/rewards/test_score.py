@@ -231,8 +231,8 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     assert table.is_applicable.tolist() == [[True, True], [True, False]]
     assert scorer.check_prompts([WITH_TEXT], of="prompts") == [
         "dogs (50% of the weight) applies to none of the 1 prompts",
-        "reward.terms.dogs.only is 'd?g': none of the prompts that it could apply to has such an "
-        "id",
+        "reward.terms.dogs.prompt_ids is 'd?g': none of the prompts that it could apply to has "
+        "such an id",
     ]
 
 

@@ -33,8 +33,8 @@ from glm_grpo.run.writing import (
 )
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Piece
-from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import combine
 
 HOSTILE = '<script>alert("x")</script>/../ 🙂'
 

@@ -1,4 +1,4 @@
-"""Batches are a pure function of seed and step, and so are the prompts that replace flat groups."""
+"""Batches are a pure function of seed and step, and so are the prompts that replace others."""
 
 from __future__ import annotations
 

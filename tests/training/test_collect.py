@@ -20,17 +20,17 @@ from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.offload import Offload
+from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.joining import join_experiences
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Grid
 from rewards.refusals import Refusals
-from rewards.reweigh import Mode
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable, Scores
+from rewards.weighting import Mode
 from tests.factories import (
     NoDecoder,
     NoPolicy,
@@ -304,7 +304,7 @@ class Threaded(Processes):
 
 
 class SecondOfTwo(Processes):
-    """Of which the first has as many flat groups and the same rewards."""
+    """Of which the first has as many zero-std groups and the same rewards."""
 
     def __init__(self) -> None:
         super().__init__(rank=1, count=2)
@@ -336,7 +336,7 @@ def collected(
         offload=Offload({}),
     )
     config = tiny_config(
-        f"rollout.refill_rounds={rounds}",
+        f"rollout.dynamic_sampling_rounds={rounds}",
         "train.micro_batch_size=3",
         "decode.steps=1",
         f"reward.combine={combine}",

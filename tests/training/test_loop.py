@@ -32,8 +32,8 @@ from glm_grpo.run.trackers import Trackers
 from glm_grpo.terminal import explain
 from glm_grpo.training import records, saver
 from glm_grpo.training.loop import Trainer
+from glm_grpo.training.models import Models
 from glm_grpo.training.monitors.hacking import HackingMonitor
-from glm_grpo.training.phase import Models
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.canaries import Departure
 from rewards.score import Scorer, Term
@@ -283,7 +283,7 @@ def test_a_canary_outside_its_band_stops_and_saves_where_asked_to(
 def test_memory_that_runs_out_names_the_phase_and_keeps_the_step_before(
     make_run: Any, method: str, call: int, phase: str, key: str
 ) -> None:
-    run = make_run("train.updates_per_rollout=2", "train.checkpoint_every=9")
+    run = make_run("train.epochs_per_rollout=2", "train.checkpoint_every=9")
     policy, calls = run.models.policy, []
     real, weights = getattr(policy, method), policy.logits
 
@@ -421,7 +421,7 @@ def test_flat_groups_are_replaced_stored_and_counted(make_run: Any) -> None:
         varied = torch.arange(len(scores)) / len(scores)
         return torch.full_like(scores, 0.5) if prompt.prompt < "prompt 5" else varied
 
-    run = make_run("rollout.refill_rounds=6", "train.steps=2", change=flat)
+    run = make_run("rollout.dynamic_sampling_rounds=6", "train.steps=2", change=flat)
     run.trainer.run()
     discarded = 0
     for row in run.rows()[1:]:

@@ -101,15 +101,15 @@ def test_step_metrics_of_rewards_are_those_worked_out_by_hand() -> None:
         # Inside both groups lpips varies by 0.1 about its mean.
         "reward/lpips/std_within": 0.1,
         "reward/ocr/std_within": 0.25,
-        "reward/lpips/flat_fraction": 0.0,
-        "reward/ocr/flat_fraction": 0.0,
+        "reward/lpips/zero_std_fraction": 0.0,
+        "reward/ocr/zero_std_fraction": 0.0,
         # Only the first group counts, where one rises as the other falls.
         "correlation/lpips/ocr": -1.0,
         # First prompt: half of lpips moves by +0.1, half of ocr by -0.25, the sum by -0.15, so the
         # shares are -2/3 and 5/3. Second prompt: 1 and 0. On average 1/6 and 5/6.
         "reward/lpips/advantage_share": 1 / 6,
         "reward/ocr/advantage_share": 5 / 6,
-        "advantage/flat_fraction": 0.5,
+        "advantage/zero_std_fraction": 0.5,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
@@ -185,7 +185,7 @@ WORK = StepWork(
         # An asynchronous run: collectors work elsewhere.
         ({"rollout": 0.0, "decode": 0.0}, {"update": 0.5}),
     ],
-    ids=["all phases", "flat groups skipped", "collectors"],
+    ids=["all phases", "zero-std groups skipped", "collectors"],
 )
 def test_utilisation_is_the_share_of_the_peak(changes, expected) -> None:
     found = sampled_utilisation(replace(WORK, **changes), make_experience(), TIMES)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError
-from glm_grpo.training.phase import (
+from glm_grpo.training.models import (
     decoding_size,
     out_of_memory_explained,
     replay_size,

@@ -143,10 +143,10 @@ def test_time_left_of_a_resumed_run_is_from_the_second_step_on_at_the_pace_so_fa
 def test_a_step_of_flat_groups_is_reported_once(lines: Callable[[], list[str]]) -> None:
     with make_progress(total=3) as progress:
         for step, fraction in ((1, 0.5), (2, 1.0), (3, 1.0)):
-            progress.end(step, {**STEP, "advantage/flat_fraction": fraction})
-    (said,) = (line for line in lines() if "flat (the" in line)
+            progress.end(step, {**STEP, "advantage/zero_std_fraction": fraction})
+    (said,) = (line for line in lines() if "zero-std groups (the" in line)
     assert said.startswith("all groups of step 2 are flat")
     # Another process of the same run leaves it to the main one.
     with make_progress(total=1, console=Console(file=io.StringIO(), quiet=True)) as progress:
-        progress.end(1, {**STEP, "advantage/flat_fraction": 1.0})
-    assert sum("flat (the" in line for line in lines()) == 1
+        progress.end(1, {**STEP, "advantage/zero_std_fraction": 1.0})
+    assert sum("zero-std groups (the" in line for line in lines()) == 1

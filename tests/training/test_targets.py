@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.config.sections import AnchorSection
+from glm_grpo.config.sections import SftSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.offload import Offload
 from glm_grpo.prepared.rewards import check_targets
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.training.targets import sft_weight, tokenize_targets
 from glm_grpo.types import PromptBatch, TargetTokens
 from rewards.score import Scorer, Term
@@ -35,10 +35,10 @@ from tests.opened import prompts_of
         (0.4, 1, 1, 0.8),
     ],
 )
-def test_anchor_weight_goes_from_first_to_last_in_equal_steps(
+def test_sft_weight_goes_from_first_to_last_in_equal_steps(
     final: float | None, step: int, steps: int, expected: float
 ) -> None:
-    settings = AnchorSection(weight=0.8, final_weight=final)
+    settings = SftSection(weight=0.8, final_weight=final)
     assert sft_weight(settings, step, steps) == pytest.approx(expected)
 
 
@@ -110,7 +110,7 @@ def test_training_prompts_without_any_target_are_refused(tmp_path: Path) -> None
     path = tmp_path / "prompts.txt"
     path.write_text('the word "OPEN"\nthe word "SHUT"\n')
     few = (f"data.path={path}", f"data.eval_path={path}", "rollout.prompts_per_step=2")
-    for learning in ("anchor.final_weight=0.1", "train.method=sft"):
+    for learning in ("sft.final_weight=0.1", "train.method=sft"):
         config = tiny_config(learning, *few)
         with pytest.raises(ConfigError, match="none of the 2 training"):
             check_targets(config, prompts_of(config))
@@ -121,7 +121,7 @@ def test_sizes_at_which_no_target_can_be_read_are_refused(tmp_path: Path) -> Non
     path.write_text("".join(f"a circle, number {index}\n" for index in range(8)))
     long = ("rollout.height=96", "rollout.width=480", f"data.path={path}", f"data.eval_path={path}")
     model = find_model("tiny")
-    for learning in ("train.method=sft", "anchor.weight=0.1"):
+    for learning in ("train.method=sft", "sft.weight=0.1"):
         with pytest.raises(ConfigError, match=r"rollout.width=480.*4 times"):
             model.family.check_sizes(model.path, tiny_config(*long, learning))
     model.family.check_sizes(model.path, tiny_config(*long))

@@ -95,7 +95,7 @@ def check_target_size(*, height: int, width: int) -> None:
     if max(height, width) > _LARGEST_ASPECT * min(height, width):
         raise ConfigError(
             f"rollout.height={height}, rollout.width={width}: the run learns from target images "
-            "(train.method, anchor.weight), and the model's processor reads no image whose longer "
+            "(train.method, sft.weight), and the model's processor reads no image whose longer "
             f"side is more than {_LARGEST_ASPECT} times the shorter. Use another size, or do not "
             "learn from targets"
         )

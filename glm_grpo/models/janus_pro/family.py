@@ -55,7 +55,7 @@ _UNUSED_KEYS = (
     "decode.min_rank_correlation",
     "decode.vae_batch_size",
     "decode.quantization",
-    "anchor.preview",
+    "sft.preview",
 )
 """Keys of decoders that denoise, and of previews."""
 

@@ -21,12 +21,12 @@ from glm_grpo.digests import digest
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config, refuse_no_run
 from glm_grpo.run.folder import RunFolder, read_picture
-from glm_grpo.run.origin import Origin
+from glm_grpo.run.provenance import Provenance
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.run.summaries import Interval, gain_over_prompts
 from rewards.options import changeable_keys
 from rewards.problems import NOT_GIVEN
-from rewards.reweigh import Mode, combine
+from rewards.weighting import Mode, combine
 
 _NO_DIFFERENCE = frozenset(
     {"run_dir", "train.resume", "train.resume_with_changes", "run.name", "run.notes", "run.tags"}
@@ -50,9 +50,9 @@ def _settings(run: EvaluatedRun) -> dict[str, str]:
     return {key: json.dumps(value, ensure_ascii=False) for key, value in flat.items()}
 
 
-def _known_origins(runs: Sequence[EvaluatedRun]) -> list[Origin]:
+def _known_origins(runs: Sequence[EvaluatedRun]) -> list[Provenance]:
     """Origins of the runs if all are known; else none, because contents cannot be compared."""
-    known = [run.origin for run in runs if run.origin is not None]
+    known = [run.provenance for run in runs if run.provenance is not None]
     return known if len(known) == len(runs) else []
 
 
@@ -65,11 +65,11 @@ def _differing_settings(runs: Sequence[EvaluatedRun]) -> list[dict[str, str]]:
     """
     flat = [_settings(run) for run in runs]
     known = _known_origins(runs)
-    for settings, origin in zip(flat, known, strict=False):
-        settings |= {f"versions.{name}": each for name, each in origin.versions.items()}
+    for settings, provenance in zip(flat, known, strict=False):
+        settings |= {f"versions.{name}": each for name, each in provenance.versions.items()}
         if all(each.training for each in known):
-            prompts = digest(json.dumps(origin.training).encode())
-            settings["training prompts"] = f"{len(origin.training)} ({prompts})"
+            prompts = digest(json.dumps(provenance.training).encode())
+            settings["training prompts"] = f"{len(provenance.training)} ({prompts})"
     keys = dict.fromkeys(key for settings in flat for key in settings if key not in _NO_DIFFERENCE)
     shown = [{key: settings.get(key, NOT_GIVEN) for key in keys} for settings in flat]
     differing = [key for key in keys if len({settings[key] for settings in shown}) > 1]
@@ -83,7 +83,7 @@ def _list(values: Iterable[object], runs: Iterable[EvaluatedRun], between: str =
 def _check_same_model(runs: Sequence[EvaluatedRun]) -> None:
     """Refuse runs of different models: by their files if these are known, else by their paths."""
     shown = [run.config.model.path for run in runs]
-    contents = [origin.files.get("model.path") for origin in _known_origins(runs)]
+    contents = [provenance.files.get("model.path") for provenance in _known_origins(runs)]
     has_contents = bool(contents) and None not in contents
     if has_contents:
         shown = [f"{path} ({content})" for path, content in zip(shown, contents, strict=True)]
@@ -161,7 +161,7 @@ def _list_scorings(runs: Sequence[EvaluatedRun]) -> list[dict[str, dict[str, Any
     Names of files and functions have a digest of the content if all origins are known.
     """
     known = _known_origins(runs)
-    contents = [_contents(origin) for origin in known] or [{} for _ in runs]
+    contents = [_contents(provenance) for provenance in known] or [{} for _ in runs]
     # Runs of earlier versions do not know all modules, or the scorers.
     shared = set.intersection(*map(set, contents))
     contents = [
@@ -174,12 +174,12 @@ def _list_scorings(runs: Sequence[EvaluatedRun]) -> list[dict[str, dict[str, Any
     ]
 
 
-def _contents(origin: Origin) -> dict[str, str]:
-    scorers = {f"{key}/scorer": scorer for key, scorer in origin.scorers.items()}
-    contents = {**origin.files, **origin.code, **scorers}
+def _contents(provenance: Provenance) -> dict[str, str]:
+    scorers = {f"{key}/scorer": scorer for key, scorer in provenance.scorers.items()}
+    contents = {**provenance.files, **provenance.code, **scorers}
     changed = ", changed during the run"
     return {
-        key: f"{content}{changed if key.partition('/')[0] in origin.changed else ''}"
+        key: f"{content}{changed if key.partition('/')[0] in provenance.changed else ''}"
         for key, content in contents.items()
     }
 

@@ -21,7 +21,7 @@ from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signal
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.output import describe_bytes
 from glm_grpo.training.collect import with_advantages
-from glm_grpo.training.phase import Models, replay_size
+from glm_grpo.training.models import Models, replay_size
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience
 
@@ -41,7 +41,7 @@ class ProbedCredit:
 
     Attributes:
         by_image: Credit by image.
-        by_place: Credit by place, by the value of `advantage.later`, in ascending order.
+        by_place: Credit by place, by the value of `advantage.reward_to_go`, in ascending order.
         batches: Number of batches, N.
         prompts: Prompts per batch.
     """
@@ -52,15 +52,15 @@ class ProbedCredit:
     prompts: int
 
 
-def credits_compared(later: float, others: Sequence[float]) -> tuple[float, ...]:
-    """Values of `advantage.later` to measure: the config's, reward-to-go, and those asked for."""
-    return tuple(sorted({later, 1.0, *others}))
+def credits_compared(weight: float, others: Sequence[float]) -> tuple[float, ...]:
+    """Values of `advantage.reward_to_go` to measure: the config's, 1, and those asked for."""
+    return tuple(sorted({weight, 1.0, *others}))
 
 
-def gradient_bytes(policy: PolicyForUpdate, *, batches: int, laters: Sequence[float]) -> int:
+def gradient_bytes(policy: PolicyForUpdate, *, batches: int, weights: Sequence[float]) -> int:
     """CPU memory that the gradients of all batches take, in bytes."""
     numbers = sum(parameter.numel() for parameter in policy.trainable_parameters())
-    return batches * (1 + len(laters)) * numbers * _FLOAT32_BYTES
+    return batches * (1 + len(weights)) * numbers * _FLOAT32_BYTES
 
 
 def check_batches(batches: int, prompts_per_step: int) -> None:
@@ -117,12 +117,12 @@ class CreditProbe:
     Args:
         models: Policy that samples and is replayed.
         config: Settings of the run; the credit is replaced by each that is compared.
-        laters: Values of `advantage.later`, with the config's among them.
+        weights: Values of `advantage.reward_to_go`, with the config's among them.
     """
 
-    def __init__(self, models: Models, config: Config, laters: Sequence[float]) -> None:
-        self._models, self._update, self._laters = models, update_settings(config), tuple(laters)
-        by_place = [with_advantage(config, credit="place", later=later) for later in laters]
+    def __init__(self, models: Models, config: Config, weights: Sequence[float]) -> None:
+        self._models, self._update, self._weights = models, update_settings(config), tuple(weights)
+        by_place = [with_advantage(config, credit="place", reward_to_go=each) for each in weights]
         self._ways = [with_advantage(config, credit="image"), *by_place]
         self._gradients: list[list[Gradient]] = []
         """By batch, then by way."""
@@ -191,7 +191,7 @@ class CreditProbe:
         by_image, *by_place = compare_signals(products)
         return ProbedCredit(
             by_image=by_image,
-            by_place=dict(zip(self._laters, by_place, strict=True)),
+            by_place=dict(zip(self._weights, by_place, strict=True)),
             batches=batches,
             prompts=self._prompts,
         )

@@ -14,8 +14,8 @@ from glm_grpo.studio.probe.credit import ProbedCredit
 from glm_grpo.studio.probe.probe import FullDecode, ProbeSamples
 from glm_grpo.training.monitors.recheck import compare_ranks
 from rewards.audit import RewardAudit, TermAudit, audit_table, decoder_fractions
-from rewards.reweigh import Mode, combine
 from rewards.types import RewardTable
+from rewards.weighting import Mode, combine
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,6 @@ def equal_weights(
     if mode == "normalize_then_sum":
         return torch.full_like(weights, torch.nan)
     # A group that is flat to within rounding is no spread.
-    spreads = [term.std_within if term.flat_fraction < 1 else math.nan for term in terms]
+    spreads = [term.std_within if term.zero_std_fraction < 1 else math.nan for term in terms]
     inverses = (weights.sign() / weights.new_tensor(spreads)).masked_fill(weights == 0, torch.nan)
     return inverses * (weights.abs().sum() / inverses.abs().nansum())

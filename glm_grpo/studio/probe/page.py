@@ -21,7 +21,6 @@ from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.studio.probe.probe import ProbeSamples
 
 _SHOWN_PROMPTS = 8
-_NAMED_LATERS = {0.0: " (own place)", 1.0: " (reward-to-go)"}
 _ROUNDING = 1e-12
 """A smaller figure is a rounding error of a mean."""
 
@@ -53,15 +52,15 @@ def _drive_table(report: ProbeReport) -> Table:
         "samples each",
         (
             *("term", "weight", "share", "equal\nweight"),
-            *("mean", "std", "std\ninside\ngroups", "flat\ngroups"),
+            *("mean", "std", "std\ninside\ngroups", "zero-std\ngroups"),
         ),
         (
             *map(_drive_row, report.terms),
             ("total", *(NO_VALUE,) * 3, _show(report.mean_total), *(NO_VALUE,) * 3),
         ),
         "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled to "
-        "the sum of the weights, for the same say; flat groups: fraction whose images all score "
-        "the same",
+        "the sum of the weights, for the same say; zero-std groups: fraction whose images all "
+        "score the same",
     )
 
 
@@ -70,7 +69,7 @@ def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
     return (
         *(audit.name, f"{term.weight:g}", _show_share(audit.advantage_share)),
         *map(_show, (term.equal_weight, audit.mean, audit.std, audit.std_within)),
-        _show_share(audit.flat_fraction),
+        _show_share(audit.zero_std_fraction),
     )
 
 
@@ -129,8 +128,8 @@ def _decode_table(decode: ProbedDecode, names: tuple[str, ...]) -> Table:
 
 def _credit_table(credit: ProbedCredit, group_size: int) -> Table:
     by_place = [
-        _credit_row(f"by place, later {later:g}{_NAMED_LATERS.get(later, '')}", signal)
-        for later, signal in credit.by_place.items()
+        _credit_row(f"by place, reward_to_go {weight:g}", signal)
+        for weight, signal in credit.by_place.items()
     ]
     return Table(
         f"gradient by image or by place: {credit.batches} batches of "

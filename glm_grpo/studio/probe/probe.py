@@ -16,10 +16,10 @@ from glm_grpo.config import Config
 from glm_grpo.data.prompts import part_of_batch, prompts_at
 from glm_grpo.seeds import derive_seed
 from glm_grpo.studio.probe.credit import CreditProbe, with_advantage
+from glm_grpo.training.collate import join_tables
 from glm_grpo.training.collect import collect
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.joining import join_tables
-from glm_grpo.training.phase import (
+from glm_grpo.training.models import (
     Models,
     PhaseClock,
     decoding_size,
@@ -27,8 +27,8 @@ from glm_grpo.training.phase import (
     sampling_size,
 )
 from glm_grpo.types import ImageBatch, PromptBatch
-from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import combine
 
 logger = logging.getLogger(__name__)
 

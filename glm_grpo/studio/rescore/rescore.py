@@ -29,9 +29,9 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
 from rewards.audit import describe_rare_terms
 from rewards.problems import Problem, describe_problems, known_keys, nearest_keys
-from rewards.reweigh import FLAT_TOLERANCE, advantage_shares, combine, is_flat
 from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
+from rewards.weighting import FLAT_TOLERANCE, advantage_shares, combine, is_flat
 
 _TERM_OPTIONS = ("weight", "std_floor")
 _OF_IMAGES = ("normalization", "std_floor", "clip")
@@ -56,7 +56,7 @@ def winner_changes(
 ) -> Bool[Tensor, " P"]:
     """Whether none of a group's best images is still among its best.
 
-    Totals within `FLAT_TOLERANCE` of the highest count as best, so a flat group has no single
+    Totals within `FLAT_TOLERANCE` of the highest count as best, so a zero-std group has no single
     winner; nor has one of which no image has a total.
     """
     return ~(_is_best(before) & _is_best(after)).any(dim=1)
@@ -115,7 +115,7 @@ class TermChange:
     """A term under the run's weights and under the new ones.
 
     Attributes:
-        share_before: Share of the variance within groups, see `rewards.reweigh.advantage_shares`.
+        share_before: Share of the variance within groups, see `rewards.weighting.advantage_shares`.
     """
 
     name: str
@@ -207,7 +207,7 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
     values: dict[str, Any] = config.model_dump(mode="json")
     # No policy is trained here: a watched term may have a weight, and a term that uses only the
     # image may be the only one.
-    values["reward"] |= {"watch": [], "allow_untied": True}
+    values["reward"] |= {"watch": [], "allow_image_only": True}
     problems = []
     for override in _with_whole_weights(overrides, config):
         key, value = parse_override(override)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import part_of_batch
+from glm_grpo.training.collate import join_tables
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.joining import join_tables
-from glm_grpo.training.phase import Models, PhaseClock
+from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience
-from rewards.reweigh import Mode, combine, is_flat
 from rewards.types import RewardTable
+from rewards.weighting import Mode, combine, is_flat
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def spearman_correlations(
     ranks, others = _centred_ranks(first), _centred_ranks(second)
     sizes = ranks.square().sum(dim=1) * others.square().sum(dim=1)
     is_undefined = flat.all(dim=0) | (first + second).isnan().any(dim=1)
-    # 0 / 0 in a flat group; replaced below.
+    # 0 / 0 in a zero-std group; replaced below.
     correlations = (ranks * others).sum(dim=1) / sizes.sqrt()
     return correlations.masked_fill(flat.any(dim=0), 0.0).masked_fill(is_undefined, math.nan)
 

@@ -29,11 +29,11 @@ ADAPTERS = (
     "decode.rollout_steps=1",
     "decode.recheck_groups=3",
     "decode.recheck_every=1",
-    "train.updates_per_rollout=2",
-    "train.minibatches_per_rollout=2",
-    "loss.reference_sync_every=1",
+    "train.epochs_per_rollout=2",
+    "train.minibatches=2",
+    "loss.reference_sync_steps=1",
     "eval.ema_decay=0.5",
-    "anchor.weight=0.1",
+    "sft.weight=0.1",
     *("data.path=tiny:train", "ssim=0.2"),
     "train.eval_every=2",
     "trackers=[tensorboard]",
@@ -119,7 +119,11 @@ def test_credit_by_place_and_refills_are_those_of_one_process(launcher):
     words = (
         "+reward.terms.mine={kind: custom, weight: 1.0, function: 'by_place.py:score'}",
         *("ocr=null", "aesthetic=null", "ssim=null", "advantage.credit=place"),
-        *("rollout.refill_rounds=2", "train.steps=1", "model.adapter={rank: 4, alpha: 8.0}"),
+        *(
+            "rollout.dynamic_sampling_rounds=2",
+            "train.steps=1",
+            "model.adapter={rank: 4, alpha: 8.0}",
+        ),
     )
     one = launcher.run("one", *words)
     two = launcher.run("two", *words, processes=2)

@@ -24,7 +24,7 @@ FULL = (
     "train.steps=2",
     "train.keep_checkpoints=9",
     "train.micro_batch_size=1",
-    "anchor.weight=0.1",
+    "sft.weight=0.1",
     *("data.path=tiny:train", "ssim=0.2"),
     "data.eval_path=held_out_one.txt",
 )

@@ -19,7 +19,7 @@ from glm_grpo.commands.sweep import CompareRuns
 from glm_grpo.config import Config, compose_config, to_yaml
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.run.folder import RunFolder, write_atomically
-from glm_grpo.run.origin import Origin, write_origin
+from glm_grpo.run.provenance import Provenance, write_provenance
 from glm_grpo.run.tables import Weighing, weighing_metadata
 from glm_grpo.studio.compare.comparison import compare
 from glm_grpo.studio.compare.tables import comparison_tables
@@ -221,7 +221,7 @@ def test_compare_lists_only_what_differs(make_run: MakeRun) -> None:
     }
 
 
-ORIGIN = Origin(
+ORIGIN = Provenance(
     began="2026-01-01T00:00:00+00:00",
     held_out={},
     training={},
@@ -234,14 +234,14 @@ ORIGIN = Origin(
 
 def test_compare_lists_versions_of_packages(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
-    write_origin(RunFolder(runs[0]), ORIGIN)
+    write_provenance(RunFolder(runs[0]), ORIGIN)
     assert compare(runs, WEIGHTS).runs[0].settings == {}
     versions = {"torch": "2.11.0", "peft": "0.20"}
-    write_origin(RunFolder(runs[1]), dataclasses.replace(ORIGIN, versions=versions))
+    write_provenance(RunFolder(runs[1]), dataclasses.replace(ORIGIN, versions=versions))
     comparison = compare(runs, WEIGHTS)
     assert comparison.runs[1].settings == {"versions.torch": "2.11.0", "versions.peft": "0.20"}
     for run, training in zip(runs, ({"0": "a"}, {"0": "b"}), strict=True):
-        write_origin(RunFolder(run), dataclasses.replace(ORIGIN, training=training))
+        write_provenance(RunFolder(run), dataclasses.replace(ORIGIN, training=training))
     first, second = (run.settings for run in compare(runs, WEIGHTS).runs)
     assert first.keys() == second.keys() == {"training prompts"}
 
@@ -249,10 +249,10 @@ def test_compare_lists_versions_of_packages(make_run: MakeRun) -> None:
 def test_compare_knows_models_by_their_files(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND, "model.path=copy")]
     for run in runs:
-        write_origin(RunFolder(run), ORIGIN)
+        write_provenance(RunFolder(run), ORIGIN)
     compare(runs, WEIGHTS)
     others = {**ORIGIN.files, "model.path": "12"}
-    write_origin(RunFolder(runs[1]), dataclasses.replace(ORIGIN, files=others))
+    write_provenance(RunFolder(runs[1]), dataclasses.replace(ORIGIN, files=others))
     with pytest.raises(ConfigError, match=r"model.path is tiny \(11\) in a, copy \(12\) in b"):
         compare(runs, WEIGHTS)
 
@@ -267,17 +267,17 @@ def test_compare_refuses_scores_of_other_code_or_files(make_run: MakeRun) -> Non
         # Nor scores of what changed on the way.
         changed=(key,),
     )
-    for run, origin in zip(runs, (ORIGIN, other), strict=True):
-        write_origin(RunFolder(run), origin)
+    for run, provenance in zip(runs, (ORIGIN, other), strict=True):
+        write_provenance(RunFolder(run), provenance)
     with pytest.raises(ConfigError, match=r"'alex \(33\)' in a; network 'alex \(34\)' in b"):
         compare(runs, {"lpips": 1.0})
     for run, name in zip(runs, ("1", "2"), strict=True):
         scorers = {"reward.terms.ssim.url": f"served {name}"}
-        write_origin(RunFolder(run), dataclasses.replace(ORIGIN, scorers=scorers))
+        write_provenance(RunFolder(run), dataclasses.replace(ORIGIN, scorers=scorers))
     with pytest.raises(ConfigError, match="scorer 'served 1' in a; scorer 'served 2' in b"):
         compare(runs, {"ssim": 1.0})
-    for run, origin in zip(runs, (ORIGIN, other), strict=True):
-        write_origin(RunFolder(run), origin)
+    for run, provenance in zip(runs, (ORIGIN, other), strict=True):
+        write_provenance(RunFolder(run), provenance)
     with pytest.raises(ConfigError, match=r"\(22\)' in a; .*\(23, changed during the run\)' in b"):
         compare(runs, {"aesthetic": 1.0})
 
@@ -286,7 +286,7 @@ def test_compare_knows_a_file_of_a_term_by_its_content(make_run: MakeRun) -> Non
     key = "reward.terms.aesthetic.head"
     runs = [make_run("a", FIRST), make_run("b", SECOND, f"{key}=elsewhere/head.safetensors")]
     for run in runs:
-        write_origin(RunFolder(run), ORIGIN)
+        write_provenance(RunFolder(run), ORIGIN)
     assert compare(runs, WEIGHTS).left_out == ()
 
 

@@ -18,8 +18,8 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
 from rewards.parts import Pieces
-from rewards.reweigh import combine
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import combine
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
 SEEDS = (2**63 - 1, 7)

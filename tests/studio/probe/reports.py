@@ -14,11 +14,11 @@ from rewards.audit import RewardAudit, TermAudit
 
 NAN = float("nan")
 AUDITED = (
-    *("name", "mean", "std", "std_within", "flat_fraction"),
+    *("name", "mean", "std", "std_within", "zero_std_fraction"),
     *("advantage_share", "headroom", "saturation"),
 )
 HEALTHY: dict[str, Any] = {
-    **{"name": "lpips", "mean": 0.5, "std": 0.25, "std_within": 0.125, "flat_fraction": 0.0},
+    **{"name": "lpips", "mean": 0.5, "std": 0.25, "std_within": 0.125, "zero_std_fraction": 0.0},
     **{"advantage_share": 0.5, "headroom": 0.25, "saturation": 0.0},
     **{"weight": 0.5, "target": 1.0, "reconstruction": 1.0, "room": 0.5, "decoder_fraction": 0.125},
     **{"equal_weight": 0.5, "copied_source": NAN},
@@ -26,7 +26,7 @@ HEALTHY: dict[str, Any] = {
 """A term of prompts with targets and without sources."""
 UNDEFINED = dict.fromkeys(
     (
-        *("mean", "std", "std_within", "flat_fraction", "headroom", "saturation"),
+        *("mean", "std", "std_within", "zero_std_fraction", "headroom", "saturation"),
         *("target", "reconstruction", "room", "decoder_fraction", "equal_weight"),
     ),
     NAN,

@@ -27,7 +27,7 @@ from glm_grpo.studio.probe.credit import (
     with_advantage,
 )
 from glm_grpo.training.collect import with_advantages
-from glm_grpo.training.phase import Models
+from glm_grpo.training.models import Models
 from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, Rollout
 from rewards.parts import Grid
@@ -37,11 +37,11 @@ from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_los
 from tests.grpo.table_policy import FLAT, TablePolicy, make_experience, make_logits, score
 
 CONFIG_DIR = Path(__file__).parents[3] / "configs"
-LATERS = (0.0, 0.5, 1.0)
+WEIGHTS = (0.0, 0.5, 1.0)
 CONFIG = tiny_config(
     "train.micro_batch_size=10",
     "reward.combine=weighted_sum",
-    advantage=advantage_settings(credit="place", later=0.5),
+    advantage=advantage_settings(credit="place", reward_to_go=0.5),
     loss=clipped_loss(),
 )
 PROMPTS, GROUP = 3, 4
@@ -99,7 +99,7 @@ def draw(logits: Tensor, seed: int) -> Experience:
 
 def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
     models, logits = make_models(), make_logits()
-    probe = CreditProbe(models, CONFIG, LATERS)
+    probe = CreditProbe(models, CONFIG, WEIGHTS)
     gradients: list[list[Tensor]] = [[] for _ in range(4)]
     for seed in range(5):
         assert probe.report() is None or seed >= 3
@@ -107,7 +107,7 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
         probe.add(experience)
         for row, changes in zip(
             gradients,
-            [{"credit": "image"}, *({"credit": "place", "later": later} for later in LATERS)],
+            [{"credit": "image"}, *({"credit": "place", "reward_to_go": each} for each in WEIGHTS)],
             strict=True,
         ):
             config = with_advantage(CONFIG, **cast(Any, changes))
@@ -123,12 +123,12 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
     assert report is not None
     for found, wanted in zip([report.by_image, *report.by_place.values()], expected, strict=True):
         assert vars(found) == pytest.approx(vars(wanted), rel=1e-5, nan_ok=True)
-    assert (*report.by_place,) == LATERS
+    assert (*report.by_place,) == WEIGHTS
     assert (report.batches, report.prompts) == (5, PROMPTS)
 
 
 def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> None:
-    probe = CreditProbe(make_models(), CONFIG, LATERS)
+    probe = CreditProbe(make_models(), CONFIG, WEIGHTS)
     for seed in range(20):
         probe.add(draw(make_logits(), seed))
     report = probe.report()
@@ -144,7 +144,7 @@ def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> No
 
 def test_a_gradient_that_is_not_finite_is_refused_and_an_interrupted_batch_does_not_count() -> None:
     models = make_models()
-    probe = CreditProbe(models, CONFIG, LATERS)
+    probe = CreditProbe(models, CONFIG, WEIGHTS)
     for seed in range(3):
         probe.add(draw(make_logits(), seed))
     before = probe.report()
@@ -162,7 +162,7 @@ def test_credits_compared_are_those_of_the_config_reward_to_go_and_those_asked_f
 
 def test_gradients_may_take_half_of_the_free_memory() -> None:
     # By image and in two ways by place, of 4 tokens x 5 codes in float32, for 6 batches.
-    needed = gradient_bytes(PlacedPolicy(make_logits()), batches=6, laters=(0.2, 1.0))
+    needed = gradient_bytes(PlacedPolicy(make_logits()), batches=6, weights=(0.2, 1.0))
     assert needed == 6 * 3 * 20 * 4
     check_memory(needed, 2 * needed, batches=6)
     check_memory(needed, None, batches=6)
@@ -221,7 +221,7 @@ def test_without_a_weighted_term_that_may_have_parts_nothing_is_compared(
 def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    probe = CreditProbe(make_models(), CONFIG, LATERS)
+    probe = CreditProbe(make_models(), CONFIG, WEIGHTS)
     for seed, changes in enumerate([{}, {}, {"parts": {}}, {"weights": torch.zeros(1)}]):
         experience = draw(make_logits(), seed)
         probe.add(replace(experience, rewards=replace(experience.rewards, **changes)))

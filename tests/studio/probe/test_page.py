@@ -71,7 +71,7 @@ def rows_of(report: ProbeReport, first: str) -> list[list[str]]:
 
 PSNR: dict[str, Any] = {
     **{"name": "psnr", "weight": 0.1, "advantage_share": 0.875, "mean": 23.46, "std": 4.0},
-    **{"std_within": 2.0, "flat_fraction": 0.25, "headroom": 2.5, "reconstruction": 30.0},
+    **{"std_within": 2.0, "zero_std_fraction": 0.25, "headroom": 2.5, "reconstruction": 30.0},
     **{"room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25, "equal_weight": 0.00325},
 }
 
@@ -125,10 +125,10 @@ def test_tables_show_how_cheap_rollouts_rank_and_what_they_save() -> None:
 def test_tables_show_the_signal_to_noise_ratio_of_each_kind_of_credit() -> None:
     report = replace(with_other(), credit=make_credit())
     assert rows_of(report, "by image") == [["by image", "0.0876", "1.00", "-", "1.00", "1.00"]]
-    assert rows_of(report, "by place, later 0.25") == [
-        ["by place, later 0.25", "0.254", "2.90", "1.90 to 3.90", "0.91", "1.46"]
+    assert rows_of(report, "by place, reward_to_go 0.25") == [
+        ["by place, reward_to_go 0.25", "0.254", "2.90", "1.90 to 3.90", "0.91", "1.46"]
     ]
-    name = "by place, later 1 (reward-to-go)"
+    name = "by place, reward_to_go 1"
     assert rows_of(report, name) == [[name, "-0.0100", *"----"]]
     title = "gradient by image or by place: 8 batches of 32 images"
     assert title in [table.title for table in probe_tables(report)]

@@ -19,8 +19,8 @@ from glm_grpo.run.tables import read_table
 from glm_grpo.run.writing import encode, write_rollout
 from glm_grpo.studio.rescore.rescore import rescore
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
-from rewards.reweigh import combine, is_flat
 from rewards.types import Prompt, RewardTable
+from rewards.weighting import combine, is_flat
 
 PROMPT = "[red]a sign[/red] that says CAT"
 
@@ -83,7 +83,7 @@ def store_run(path: Path, config: Config, *steps: Experience) -> RunFolder:
 
 
 def random_steps(config: Config, count: int, seed: int) -> list[Experience]:
-    """Steps of random scores, with masks, ties, a flat group and penalties."""
+    """Steps of random scores, with masks, ties, a zero-std group and penalties."""
     generator = torch.Generator().manual_seed(seed)
     shape = (config.rollout.prompts_per_step, config.rollout.group_size, 4)
     steps = []

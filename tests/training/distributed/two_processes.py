@@ -40,7 +40,7 @@ SETTINGS = UpdateSettings(
     ),
     max_grad_norm=0.25,
     micro_batch_size=PROMPTS * GROUP,
-    updates_per_rollout=3,
+    epochs_per_rollout=3,
 )
 
 SHARDS = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}

@@ -23,7 +23,7 @@
   const MOST_DIGITS = 15;
   const EVALUATION = "eval/";
   const CANARY = "canary/";
-  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|flat_fraction|refused_fraction)$/;
+  const PART_OF_TERM = /^reward\/(.+)\/(mean|std|std_within|advantage_share|zero_std_fraction|refused_fraction)$/;
 
   /* One chart each: [title, names, options]. Options: `unit` of the figures. */
   const POLICY = [
@@ -41,8 +41,8 @@
     ["KL of sampler and trainer", ["mismatch/kl"]],
     ["Replay gap", ["policy/replay_gap"]],
     ["Gradient norm", ["optim/grad_norm"]],
-    ["Cross-entropy of target images, nats a token", ["anchor/cross_entropy"]],
-    ["Weight of target images in the loss", ["anchor/weight"]],
+    ["Cross-entropy of target images, nats a token", ["sft/cross_entropy"]],
+    ["Weight of target images in the loss", ["sft/weight"]],
     ["Learning rate", ["optim/learning_rate"]],
     ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/entropy"]],
     ["Skipped updates", ["optim/skipped_updates"]],
@@ -127,10 +127,10 @@
         title: "What does the policy learn from?",
         charts: [
           ...ofTerms("Share of the advantage, by term", "advantage_share"),
-          ...listed([["Flat groups, as a fraction", ["advantage/flat_fraction"]]]),
+          ...listed([["Zero-std groups, as a fraction", ["advantage/zero_std_fraction"]]]),
           ...listed([["Share of the differences in groups that has a place", ["credit/placed"]]]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
-          ...ofTerms("Groups in which a term is flat, as a fraction", "flat_fraction"),
+          ...ofTerms("Groups in which a term is flat, as a fraction", "zero_std_fraction"),
           ...ofTerms("Images that a term refused, as a fraction", "refused_fraction"),
           ...chart("Correlation between terms, inside groups", starting("correlation/").map((name) => ({ name }))),
         ],

@@ -43,7 +43,7 @@
         departures,
         isFlat: group.is_flat === true,
         isMasked: gallery.run.reward.terms.some((term) => group.raw[term.name] == null),
-        /* Where all are best, as in a flat group, none is better than another. */
+        /* Where all are best, as in a zero-std group, none is better than another. */
         hasBest: best.includes(false),
         searched: group.prompt.toLowerCase(),
       };

@@ -22,7 +22,7 @@
       <dt>Advantage</dt><dd>How much better a sample is than the others of its prompt. Training makes samples with a
         positive advantage more likely, and the others less.</dd>
       <dt>Coloured bar</dt><dd>The total, split into what each term adds to it. Enlarge an image for the numbers.</dd>
-      <dt>Flat group</dt><dd>All totals are equal, so every advantage is 0 and the policy learns nothing from it.</dd>
+      <dt>Zero-std group</dt><dd>All totals are equal, so every advantage is 0 and the policy learns nothing from it.</dd>
     </dl>`;
 
   function Groups({ params }) {
@@ -177,7 +177,7 @@
     const flat = groups.filter((group) => group.is_flat).length;
     return (
       `Step ${step}: ${parts.counted(groups.length, "prompt")}, ${totals.length} samples, ` +
-      `mean total ${fmt(parts.mean(totals))}, ${parts.counted(flat, "flat group")}.`
+      `mean total ${fmt(parts.mean(totals))}, ${parts.counted(flat, "zero-std group")}.`
     );
   }
 

@@ -8,7 +8,7 @@
 
   const { isKnown, mean, sum } = window.glmGallery.parts;
 
-  /* Of the largest |value| of a group: values that differ by no more are equal; see rewards.reweigh. */
+  /* Of the largest |value| of a group: values that differ by no more are equal; see rewards.weighting. */
   const FLAT_TOLERANCE = 2 ** -20;
   /* Of the largest part, or of 1: a stored total further away was weighted in another way. */
   const STORED_TOLERANCE = 1e-5;
@@ -38,7 +38,7 @@
   }
 
   /** Name of each term -> what it adds to the G totals of a group; null where it does not apply. See
-     rewards.reweigh.contributions. */
+     rewards.weighting.contributions. */
   function contributions({ prompt_id: id, raw }, { combine, terms }) {
     const wrong = terms.find(({ weight }) => !Number.isFinite(weight));
     const rule = "must be a finite number; 0 leaves the term out";
@@ -118,11 +118,11 @@
   /** The images of a group from the first rank to the last; those that share one as they were sampled. */
   const orderByRank = (found) => [...found.keys()].sort((one, other) => found[one] - found[other]);
 
-  /** Which images of a group are its best: all of them in a flat group. */
+  /** Which images of a group are its best: all of them in a zero-std group. */
   const best = (totals) => ranks(totals).map((rank) => rank === 1);
 
   /** Every group of the readable steps under a reward; `advantages` are null where `settings`, as
-     run.advantage, are. Shares are parts of the variance, see rewards.reweigh.advantage_shares. Throws
+     run.advantage, are. Shares are parts of the variance, see rewards.weighting.advantage_shares. Throws
      WeighingError. */
   function score(steps, reward, settings) {
     return steps.flatMap(({ step, groups = [] }) => {

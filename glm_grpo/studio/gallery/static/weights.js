@@ -100,7 +100,7 @@
       group changes, and how much each term counts. Nothing is sampled or trained.</p>
     <p>A term's share is its part in the differences between the images of a group. Shares add up to 100 %.</p>
     <p>Below each image stand its new rank, its advantage before and now, and its new total. Equal totals share a rank.
-      The best images have a frame, except in flat groups.</p>`;
+      The best images have a frame, except in zero-std groups.</p>`;
 
   function Weights({ params }) {
     const { data: steps, error, progress } = useLoaded(gallery.loadSteps, []);
@@ -259,7 +259,7 @@
     const groups = perGroup.length;
     const said = useSettled(
       `${changedWinners} of ${counted(groups, "group")} change their winner. ` +
-        `Mean of Kendall's tau ${fmt(rankCorrelation)}. Flat groups ${flatBefore} before, ${flatAfter} after.`,
+        `Mean of Kendall's tau ${fmt(rankCorrelation)}. Zero-std groups ${flatBefore} before, ${flatAfter} after.`,
     );
     return html`<section class="weights-summary" aria-labelledby="weights-summary-title">
       <h3 id="weights-summary-title">What changes</h3>
@@ -283,7 +283,7 @@
           </dd>
         </div>
         <div data-figure="flat">
-          <dt>flat groups: nothing to learn</dt>
+          <dt>zero-std groups: nothing to learn</dt>
           <dd>
             <data value=${flatBefore}>${flatBefore}</data> in the run,${" "}
             <data value=${flatAfter}>${flatAfter}</data> now

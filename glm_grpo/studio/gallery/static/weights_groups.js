@@ -103,7 +103,7 @@
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
       ${flat.length > 0 && !params.changed && html`<details onToggle=${(event) => setIsFlatOpen(event.currentTarget.open)}>
-        <summary>${gallery.parts.counted(flat.length, "flat group")}: equal totals with both weights, nothing to learn</summary>
+        <summary>${gallery.parts.counted(flat.length, "zero-std group")}: equal totals with both weights, nothing to learn</summary>
         ${isFlatOpen && html`<ol class="weights-groups">
           ${flat.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
             compared=${compared} onOpen=${open} />`)}

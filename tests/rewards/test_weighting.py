@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rewards.parts import Grid
-from rewards.reweigh import (
+from rewards.types import RewardError, RewardTable
+from rewards.weighting import (
     Mode,
     advantage_shares,
     combine,
@@ -17,7 +18,6 @@ from rewards.reweigh import (
     placed_contributions,
     placed_share,
 )
-from rewards.types import RewardError, RewardTable
 
 
 def make_table(

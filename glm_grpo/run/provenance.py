@@ -23,7 +23,7 @@ Digests = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """What images and scores of a run are made from, beside its settings.
 
     Attributes:
@@ -55,7 +55,7 @@ class Origin:
     changed: tuple[str, ...] = ()
     shared: tuple[str, ...] | None = None
 
-    def changed_in(self, later: Origin) -> tuple[str, ...]:
+    def changed_in(self, later: Provenance) -> tuple[str, ...]:
         """Keys of `changed` if the run continues with what `later` describes."""
         keys = changed_keys(self.files, later.files) + changed_keys(self.code, later.code)
         keys += changed_keys(self.scorers, later.scorers)
@@ -64,28 +64,28 @@ class Origin:
         named = (key.partition("/")[0] for key in scoring)
         return tuple(dict.fromkeys([*self.changed, *named]))
 
-    def devices_with(self, later: Origin) -> str:
+    def devices_with(self, later: Provenance) -> str:
         """`devices` if the run continues with what `later` describes."""
         return "; ".join(dict.fromkeys(filter(None, [*self.devices.split("; "), later.devices])))
 
-    def shared_with(self, later: Origin) -> tuple[str, ...] | None:
+    def shared_with(self, later: Provenance) -> tuple[str, ...] | None:
         """`shared` if the run continues with what `later` describes."""
         if self.shared is None or later.shared is None:
             return None
         return tuple(dict.fromkeys([*self.shared, *later.shared]))
 
 
-def write_origin(folder: RunFolder, origin: Origin) -> None:
-    """Store the origin of a run.
+def write_provenance(folder: RunFolder, provenance: Provenance) -> None:
+    """Store the provenance of a run.
 
     Raises:
         StorageError: Writing failed.
     """
-    write_atomically(folder.origin_path, (json.dumps(asdict(origin), indent=1) + "\n").encode())
+    write_atomically(folder.origin_path, (json.dumps(asdict(provenance), indent=1) + "\n").encode())
 
 
-def read_origin(folder: RunFolder) -> Origin | None:
-    """Read the origin of a run; None for a run of a version that did not store it.
+def read_provenance(folder: RunFolder) -> Provenance | None:
+    """Read the provenance of a run; None for a run of a version that did not store it.
 
     Raises:
         StorageError: The file is damaged or cannot be read.
@@ -96,7 +96,7 @@ def read_origin(folder: RunFolder) -> Origin | None:
     with storage_errors("read", path):
         content = path.read_bytes()
     try:
-        return check_stored(Origin, content, str(path))
+        return check_stored(Provenance, content, str(path))
     except StorageError as error:
         raise StorageError(
             f"{error}, or remove it: what changed since the run began is then not noticed"
@@ -121,7 +121,9 @@ def changed_keys(before: Digests, after: Digests) -> list[str]:
     return [key for key in after if before.get(key, after[key]) != after[key]]
 
 
-def describe_changes(before: Origin, after: Origin, settings: Mapping[str, object]) -> list[str]:
+def describe_changes(
+    before: Provenance, after: Provenance, settings: Mapping[str, object]
+) -> list[str]:
     """Describe what a run is trained with now, instead of what it began with.
 
     Args:
@@ -150,13 +152,13 @@ def describe_mixed_scores(folder: RunFolder) -> str:
     """Say that a run's evaluations were scored in different ways; "" if they were not.
 
     Raises:
-        StorageError: As for `read_origin`.
+        StorageError: As for `read_provenance`.
     """
-    origin = read_origin(folder)
-    if origin is None or not origin.changed:
+    provenance = read_provenance(folder)
+    if provenance is None or not provenance.changed:
         return ""
     return (
-        f"{', '.join(origin.changed)} changed during the run, so these scores may not be "
+        f"{', '.join(provenance.changed)} changed during the run, so these scores may not be "
         f"comparable: `glm-grpo eval {shlex.quote(str(folder.path))}` scores both sides alike"
     )
 

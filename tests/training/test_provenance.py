@@ -21,12 +21,17 @@ from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.find import find_model
-from glm_grpo.prepared.provenance import describe_origin, keep_origin
+from glm_grpo.prepared.provenance import describe_provenance, keep_provenance
 from glm_grpo.run.checkpoints import save_checkpoint
 from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.origin import Origin, describe_mixed_scores, read_origin, write_origin
+from glm_grpo.run.provenance import (
+    Provenance,
+    describe_mixed_scores,
+    read_provenance,
+    write_provenance,
+)
 from tests.opened import OpenedRun, open_run
 from tests.rewards.endpoint import Reply, answering
 from tests.training.test_resume import CONFIGS, STATE, TENSORS
@@ -78,31 +83,33 @@ def _compose(_: Path, *overrides: str) -> Config:
     )
 
 
-def describe(config: Config) -> Origin:
+def describe(config: Config) -> Provenance:
     paths = (config.data.eval_path, config.data.path)
     held_out, training = (load_prompts(path, height=32, width=32) for path in paths)
     model = find_model("tiny")
     if config.model.path != "tiny":
         model = dataclasses.replace(model, path=config.model.path)
-    return describe_origin(config, model, held_out=held_out, training=training)
+    return describe_provenance(config, model, held_out=held_out, training=training)
 
 
 def begin(*overrides: str) -> None:
     """A run that saved step 2."""
     config = compose(*overrides)
     opened = open_run(config)
-    keep_origin(opened.folder, describe(config), config, done=None)
+    keep_provenance(opened.folder, describe(config), config, done=None)
     opened.folder.metrics_path.write_text('{"step": 2}\n')
     save_checkpoint(opened.folder, step=2, tensors=TENSORS, metadata=STATE)
     opened.lock.release()
 
 
-def resume(*overrides: str, origin: Callable[[Origin], Origin] = lambda each: each) -> OpenedRun:
+def resume(
+    *overrides: str, provenance: Callable[[Provenance], Provenance] = lambda each: each
+) -> OpenedRun:
     config = compose("train.resume=run", *overrides)
     opened = open_run(config)
     try:
         done = None if opened.checkpoint is None else opened.checkpoint.step
-        keep_origin(opened.folder, origin(describe(config)), config, done=done)
+        keep_provenance(opened.folder, provenance(describe(config)), config, done=done)
     finally:
         opened.lock.release()
     return opened
@@ -153,7 +160,7 @@ def test_a_change_is_refused_or_noted(
     change: Change, said: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin("run.notes=mine")
-    before = read_origin(RunFolder(project / "run"))
+    before = read_provenance(RunFolder(project / "run"))
     assert before is not None
     change(project)
 
@@ -165,7 +172,7 @@ def test_a_change_is_refused_or_noted(
     assert warning.startswith("changed after step 2: ")
     notes = read_config(folder).run.notes
     assert notes == f"mine\n{warning}"
-    after = read_origin(folder)
+    after = read_provenance(folder)
     assert after is not None
     # Only terms score in another way.
     assert after.changed == before.changed_in(after)
@@ -175,7 +182,7 @@ def test_a_change_is_refused_or_noted(
     # Said once: this is now what the run is trained with.
     resume()
     assert read_config(folder).run.notes == notes
-    assert read_origin(folder) == after
+    assert read_provenance(folder) == after
 
 
 def test_a_change_is_noted_even_if_the_notes_are_full(project: Path) -> None:
@@ -197,14 +204,16 @@ def test_a_start_that_cannot_be_compared_is_refused(project: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"model\.start_from = /\S+/another: .* began with /\S+/start"
     ):
-        resume("model.start_from=another", "train.resume_with_changes=true", origin=without_start)
+        resume(
+            "model.start_from=another", "train.resume_with_changes=true", provenance=without_start
+        )
     assert (project / "run/config.yaml").read_text() == before
 
 
-def without_start(origin: Origin) -> Origin:
+def without_start(provenance: Provenance) -> Provenance:
     """As `pin_start` names a checkpoint that the given run does not have."""
-    files = {key: each for key, each in origin.files.items() if key != "model.start_from"}
-    return dataclasses.replace(origin, files=files)
+    files = {key: each for key, each in provenance.files.items() if key != "model.start_from"}
+    return dataclasses.replace(provenance, files=files)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +267,7 @@ def test_the_functions_of_a_run_are_found_from_any_folder(
     config.reward.terms["mine"].check()
     assert isinstance(config.loss, CustomLoss)
     config.loss.load()
-    stored = read_origin(RunFolder(project / "run"))
+    stored = read_provenance(RunFolder(project / "run"))
     assert stored is not None
     assert describe(config).code == stored.code
 
@@ -283,7 +292,7 @@ def test_files_may_be_moved_but_not_exchanged(
     config = compose(f"train.resume={moved / 'run'}")
     opened = open_run(config)
     with pytest.raises(CheckpointError, match=rf"data\.path = {elsewhere}/train\.jsonl: 1 added"):
-        keep_origin(opened.folder, describe(config), config, done=2)
+        keep_provenance(opened.folder, describe(config), config, done=2)
     opened.lock.release()
 
 
@@ -300,7 +309,7 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
         return _changes_since(
             found,
             config,
-            describe_origin(config, find_model("tiny"), held_out=held_out, training=None),
+            describe_provenance(config, find_model("tiny"), held_out=held_out, training=None),
         )
 
     assert changes(found.config) == [
@@ -316,12 +325,12 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
 def test_other_versions_are_noted(project: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin()
 
-    def upgrade(origin: Origin) -> Origin:
-        versions = {**origin.versions, "torch": "9.0", "pillow": "8.0"}
-        return dataclasses.replace(origin, versions=versions)
+    def upgrade(provenance: Provenance) -> Provenance:
+        versions = {**provenance.versions, "torch": "9.0", "pillow": "8.0"}
+        return dataclasses.replace(provenance, versions=versions)
 
     now = describe(compose()).versions
-    resume(origin=upgrade)
+    resume(provenance=upgrade)
     assert warnings(caplog) == [
         f"changed after step 2: pillow 8.0 instead of {now['pillow']}; "
         f"torch 9.0 instead of {now['torch']}"
@@ -331,11 +340,11 @@ def test_other_versions_are_noted(project: Path, caplog: pytest.LogCaptureFixtur
 def test_a_run_without_a_checkpoint_begins_anew_with_what_is_there(project: Path) -> None:
     config = compose()
     opened = open_run(config)
-    keep_origin(opened.folder, describe(config), config, done=None)
+    keep_provenance(opened.folder, describe(config), config, done=None)
     opened.lock.release()
     append_prompt(project)
     resume()
-    stored = read_origin(RunFolder(project / "run"))
+    stored = read_provenance(RunFolder(project / "run"))
     assert stored is not None
     assert [*stored.training] == ["00000", "00001", "00002"]
 
@@ -391,8 +400,8 @@ def test_auto_resumes_the_run_that_began_last(project: Path) -> None:
     for time, began in (("01-50-00", "00:50:00"), ("01-10-00", "01:10:00")):
         config = compose(f"run_dir=outputs/2026-10-25/{time}")
         opened = open_run(config)
-        origin = dataclasses.replace(describe(config), began=f"2026-10-25T{began}+00:00")
-        keep_origin(opened.folder, origin, config, done=None)
+        provenance = dataclasses.replace(describe(config), began=f"2026-10-25T{began}+00:00")
+        keep_provenance(opened.folder, provenance, config, done=None)
         opened.lock.release()
         # Written in the other order, as by a copy.
         os.utime(opened.folder.config_path, (1e9, 1e9 if time < "01-30" else 2e9))
@@ -406,15 +415,15 @@ def test_origin_names_held_out_prompts_that_were_trained_on_and_all_devices(proj
     (project / "held.jsonl").write_text("\n".join(rows))
     begin()
     folder = RunFolder(project / "run")
-    resume(origin=lambda each: dataclasses.replace(each, devices="2 x A100"))
-    resume(origin=lambda each: dataclasses.replace(each, devices="2 x A100"))
-    assert read_origin(folder).shared == ("00000",)
+    resume(provenance=lambda each: dataclasses.replace(each, devices="2 x A100"))
+    resume(provenance=lambda each: dataclasses.replace(each, devices="2 x A100"))
+    assert read_provenance(folder).shared == ("00000",)
     append_prompt(project)
     changed = "train.resume_with_changes=true"
-    resume(changed, origin=lambda each: dataclasses.replace(each, devices="H200"))
-    origin = read_origin(folder)
-    assert origin.shared == ("00000", "00001")
-    assert origin.devices == "2 x A100; H200"
-    write_origin(folder, dataclasses.replace(origin, shared=None))
+    resume(changed, provenance=lambda each: dataclasses.replace(each, devices="H200"))
+    provenance = read_provenance(folder)
+    assert provenance.shared == ("00000", "00001")
+    assert provenance.devices == "2 x A100; H200"
+    write_provenance(folder, dataclasses.replace(provenance, shared=None))
     resume(changed)
-    assert read_origin(folder).shared is None
+    assert read_provenance(folder).shared is None
