@@ -93,11 +93,11 @@ def test_a_run_gives_its_tables(folder):
     assert "<th>aesthetic</th>" in rescoring._repr_html_()
     with pytest.raises(CheckpointError, match="contains no run"):
         glm_grpo.load_run(folder)
-    with pytest.raises(StorageError, match="step 9 has no rollout; this run has steps 1 to 2$"):
+    with pytest.raises(StorageError, match="step 9 .*1 to 2"):
         run.rollout(9)
-    with pytest.raises(StorageError, match="step 1 has no evaluation; this run has steps 0, 2$"):
+    with pytest.raises(StorageError, match="step 1 .*0, 2"):
         run.evaluation(1)
-    with pytest.raises(StorageError, match="^step must be a whole number, not '1'$"):
+    with pytest.raises(StorageError, match="'1'"):
         run.rollout("1")
     with pytest.raises(StorageError, match=r'not Series; write run\.picture\(row\["image"\]\)$'):
         run.picture(run.rollout(1).iloc[0])

@@ -61,12 +61,9 @@ def test_train_script_says_what_it_did_in_plain_lines(run):
 def test_train_script_says_which_sizes_it_brought_to_the_run(run):
     folder, ended = run
 
-    note = (
-        "settings: train.micro_batch_size: 4 is used instead of 16 (a step has only 4 images); "
-        "optim.warmup_steps 2: the run ends after train.steps 1, before optim.learning_rate is "
-        "reached"
-    )
-    assert (ended.stdout + ended.stderr).count(note) == 1
+    said = ended.stdout + ended.stderr
+    assert said.count("train.micro_batch_size: 4 is used instead of 16") == 1
+    assert said.count("optim.warmup_steps 2: ") == 1
     stored = from_yaml(RunFolder(folder).config_path.read_text())
     assert (stored.train.micro_batch_size, stored.optim.warmup_steps) == (16, 2)
     # The only update is the first of the two of the warm-up.

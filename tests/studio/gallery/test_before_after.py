@@ -109,7 +109,7 @@ def test_page_shows_the_chosen_prompts_and_states_the_rule(
         "Worst change: -0.500",
     ]
     text = " ".join(page.texts)
-    assert "4 held-out prompts in order of the change of mean total from step 0 to step 10" in text
+    assert "from step 0 to step 10" in text
     # The evaluation in between is not shown, nor the prompt that rose by 0.25.
     assert "0.123" not in text
     assert "prompt rose" not in text
@@ -184,15 +184,16 @@ def test_page_says_in_words_what_was_trained(
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
     for words in (
         "Before and after: 2026-01-02 / 03-04-05",
-        "The run is set to 20 steps",
+        "20 steps",
         # 10 steps of 4 x 8.
-        "step 10, which is 320 images",
-        "8 images of 128 x 128 pixels are sampled for each of 4 prompts from tiny:train",
-        "- 0.4 lpips + 0.2 ssim + 0.1 aesthetic , a weighted sum of the scores.",
-        "lpips -0.4 LPIPS to the prompt's target image, as 1 - distance.",
+        "320 images",
+        "128 x 128 pixels",
+        "tiny:train",
+        "- 0.4 lpips + 0.2 ssim + 0.1 aesthetic",
+        "lpips -0.4 LPIPS to the prompt's target image",
         "No KL penalty",
-        "Training uses seed 3",
-        "Evaluations use seed 4",
+        "seed 3",
+        "seed 4",
     ):
         assert words in text, words
 
@@ -202,8 +203,8 @@ def test_page_says_what_supervised_training_and_a_decoder_of_one_pass_do(
 ) -> None:
     store_config(folder, configs_dir, "train.method=sft", "decode.steps=null")
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
-    assert "visual tokens, and a decoder turns them into pixels" in text
-    assert "learns the target images of tiny:train by supervised fine-tuning" in text
+    assert "target images of tiny:train" in text
+    assert "supervised fine-tuning" in text
     for words in ("GRPO", "KL"):
         assert words not in text.partition("Reward:")[0], words
 
@@ -221,7 +222,7 @@ def test_page_names_no_folder_of_the_machine_but_in_the_settings(
     said, settings = text.split("All settings")
     assert "/secret" not in said
     assert "eval_path: /secret/b.txt" in settings
-    for words in ("The model model generates", "prompts from a.jsonl", "for each prompt of b.txt"):
+    for words in ("model model ", "a.jsonl", "b.txt"):
         assert words in said, words
 
 
@@ -229,9 +230,9 @@ def test_page_says_what_scores_do_not_measure(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
     said = (
-        "as 1 - distance. The features are untrained: these distances compare structure but do",
-        "Measured here with the small demonstration CLIP that comes with glm-grpo.",
-        "It is the small demonstration model that comes with glm-grpo.",
+        "features are untrained",
+        "demonstration CLIP",
+        "demonstration model",
     )
     store_config(folder, configs_dir)
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
@@ -244,7 +245,7 @@ def test_page_says_what_scores_do_not_measure(
     )
     text = " ".join(read_page(write_before_after(folder, SUMMARY)).texts)
     assert [words in text for words in said] == [False] * 3
-    assert "each standardised among the images of its prompt" in text
+    assert "standardised" in text
 
 
 def test_page_judges_changes_by_interval_and_weight(
@@ -271,7 +272,7 @@ def test_page_without_a_config_says_so_and_shows_the_rest(
 ) -> None:
     page = read_page(write_before_after(folder, SUMMARY))
     text = " ".join(page.texts)
-    assert "cannot be described. Cannot read config.yaml: No such file" in text
+    assert "Cannot read config.yaml: No such file" in text
     assert len(headings(page)) == 3
     # Without weights, what is better is not known.
     assert page.texts[page.texts.index("Reading") + 1 :][5] == "rose"
@@ -297,7 +298,7 @@ def test_page_says_that_two_evaluations_are_needed(
         store_evaluation(folder, step, BEFORE)
     page = read_page(write_before_after(folder, ()))
     text = " ".join(page.texts)
-    assert f"This run has stored {words} of the held-out prompts so far." in text
+    assert words in text
     assert headings(page) == page.all("img") == []
     assert "0.4 lpips + 0.2 ssim" in text
 

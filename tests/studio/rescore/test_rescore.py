@@ -289,10 +289,9 @@ def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_d
     # The same prompts at both steps count once.
     folder = store_run(tmp_path / "run", config, step, step)
     changed = rescore(folder, ["reward.terms.ocr.weight=0.7", "reward.terms.aesthetic.weight=0.7"])
-    assert changed.rare_terms == (
-        "lpips and ssim (30% of the weight) apply to none of the 3 prompts that the run sampled",
-        "ocr (35% of the weight) applies to 1 of the 3 prompts that the run sampled",
-    )
+    of_two, of_ocr = changed.rare_terms
+    assert of_two.startswith("lpips and ssim (30% of the weight) apply to none of the 3 prompts")
+    assert of_ocr.startswith("ocr (35% of the weight) applies to 1 of the 3 prompts")
     # The others have no share.
     assert [term.name for term in changed.terms] == ["ocr", "aesthetic"]
 
