@@ -330,7 +330,7 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         "reward.terms: 90% of the weight applies to none of the 1 training prompts (lpips and "
         "ssim: none has a target image, by the field `target`; ocr: none asks for a text",
         "No such file or directory: 'none.pth'); download https://github.com/christophschuhmann/",
-        "the module no_such_module cannot be imported",
+        "no_such_module cannot be imported",
     ):
         assert said in str(refused.value)
 
