@@ -63,6 +63,7 @@ LOSS = ClippedLoss(
     kl_estimator="k3",
     kl_placement="loss",
     kl_behaviour_coef=0.0,
+    importance_weights="none",
 )
 UPDATE = UpdateSettings(loss=LOSS, max_grad_norm=math.inf, micro_batch_size=1, epochs_per_rollout=1)
 MEGABYTE = 2**20
@@ -293,7 +294,7 @@ def _plain_update(
     log_probs = _chosen(every, experience)
     inputs = LossInputs(
         log_probs,
-        experience.rollout.log_probs.flatten(0, 1),
+        log_probs.detach(),
         reference,
         experience.advantages.flatten(0, 1),
     )
