@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_grpo.config import compose_config
 from glm_grpo.models.base import DTYPES
 from glm_grpo.models.janus_pro.loading import image_side, load_pipeline
 from glm_grpo.models.janus_pro.network import JanusNetwork
@@ -45,16 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(folder: str, dtype: str, *, guidance: float, group_size: int) -> None:
     """Print the gaps of one dtype."""
     parts = load_pipeline(folder, dtype=DTYPES[dtype])
-    policy = JanusProPolicy(
-        parts,
-        temperature=1.0,
-        guidance_scale=guidance,
-        adapter_rank=None,
-        adapter_alpha=0.0,
-        is_checkpointing=False,
-        needs_reference=False,
-        seed=0,
-    )
+    prompts = ("data.path=none", "data.eval_path=none")
+    model = (f"model.dtype={dtype}", "model.adapter=null", f"rollout.guidance_scale={guidance}")
+    config = compose_config(None, "janus_pro_1b_24gb", [*prompts, *model])
+    policy = JanusProPolicy(config, parts, needs_reference=False)
     side = image_side(parts.model.config)
     batch = PromptBatch(
         (Prompt("0", "a red cat"),), group_size, side, side, seed=11, decode_seeds=(5,)

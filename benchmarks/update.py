@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from benchmarks.embedded import tiny_config
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
+from glm_grpo.config import Config
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
@@ -185,19 +186,22 @@ def _side(name: str, options: argparse.Namespace) -> Iterator[Callable[[], dict[
         yield update
 
 
-def _build_policy(adapter_rank: int | None, *, needs_reference: bool) -> GlmImagePolicy:
+def _config(options: argparse.Namespace, adapter_rank: int | None) -> Config:
+    adapter = "null" if adapter_rank is None else f"{{rank: {adapter_rank}, alpha: 1.0}}"
+    sides = (f"rollout.height={options.side}", f"rollout.width={options.side}")
+    once = ("train.epochs_per_rollout=1", "train.minibatches=1")
+    return tiny_config(
+        *(f"model.adapter={adapter}", "model.gradient_checkpointing=false", "loss.kl_coef=0.02"),
+        *(*sides, *once, "rollout.temperature=1.0"),
+    )
+
+
+def _build_policy(config: Config, *, needs_reference: bool) -> GlmImagePolicy:
     model = build_policy_model(seed=0, sizes=SIZES)
     # Neither is used, and both would count as the model's memory.
     model.model.visual = model.model.vqmodel = None
-    return GlmImagePolicy(
-        SimpleNamespace(vision_language_encoder=model, processor=build_processor(SIZES)),
-        temperature=1.0,
-        adapter_rank=adapter_rank,
-        adapter_alpha=1.0,
-        is_checkpointing=False,
-        needs_reference=needs_reference,
-        seed=0,
-    )
+    pipeline = SimpleNamespace(vision_language_encoder=model, processor=build_processor(SIZES))
+    return GlmImagePolicy(config, pipeline, needs_reference=needs_reference)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -231,14 +235,7 @@ def _floor_flops(options: argparse.Namespace) -> int:
     """Operations of the products of an update, with prompts of one token."""
     with torch.device("meta"):
         language = build_policy_model(seed=0, sizes=SIZES).config.to_dict()
-    rank = options.adapter_rank
-    adapter = "null" if rank is None else f"{{rank: {rank}, alpha: 1.0}}"
-    sides = (f"rollout.height={options.side}", f"rollout.width={options.side}")
-    once = ("train.epochs_per_rollout=1", "train.minibatches=1")
-    config = tiny_config(
-        *(f"model.adapter={adapter}", "model.gradient_checkpointing=false", "loss.kl_coef=0.02"),
-        *(*sides, *once),
-    )
+    config = _config(options, options.adapter_rank)
     planner = GlmImagePlanner(PartConfigs(language, {}, {}, {}))
     return update_flops(planner, config, BatchShape(1, options.batch, prompt_tokens=1))
 
@@ -258,8 +255,11 @@ def _flops_per_second(options: argparse.Namespace) -> float:
 
 
 def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
-    policy = _build_policy(options.adapter_rank, needs_reference=options.child == "ours")
-    second = _build_policy(None, needs_reference=False) if options.child == "plain" else None
+    config = _config(options, options.adapter_rank)
+    policy = _build_policy(config, needs_reference=options.child == "ours")
+    second = None
+    if options.child == "plain":
+        second = _build_policy(_config(options, None), needs_reference=False)
     experience = _make_experience(options.side, options.batch)
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
     policy.encode(experience.prompts)

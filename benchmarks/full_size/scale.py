@@ -197,17 +197,13 @@ class Bench:
         """Create a policy with the config's adapters; drops what was compiled for others."""
         torch.compiler.reset()
         self.free()
-        config = self.config()
-        adapter = config.model.adapter
-        assert adapter is not None
+        config = self.config(
+            f"model.gradient_checkpointing={str(is_checkpointing).lower()}", "train.seed=0"
+        )
         return GlmImagePolicy(
+            config,
             pipeline_of(self.language_part()),
-            temperature=config.rollout.temperature,
-            adapter_rank=adapter.rank,
-            adapter_alpha=adapter.alpha,
-            is_checkpointing=is_checkpointing,
             needs_reference=config.needs_reference,
-            seed=0,
             is_compiling=is_compiling,
         )
 

@@ -14,6 +14,7 @@ from peft import PeftModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 
+from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.base import Policy
@@ -22,6 +23,7 @@ from glm_grpo.models.four_bits import dequantize
 from glm_grpo.models.lora import adapt, held_factors
 from glm_grpo.models.sampling import draw_grids
 from glm_grpo.models.token_step import ReadPrompts, StepBuilder
+from glm_grpo.seeds import derive_seed
 from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
 
 _ADAPTER_STD = 0.02
@@ -38,9 +40,11 @@ class PolicyNetwork(nn.Module, Generic[Sequences]):
 
     Attributes:
         language_model: Stock decoder, with `embed_tokens` and `layers`.
+        has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
     """
 
     language_model: Any
+    has_entropy_gradient = False
 
     @property
     def head(self) -> nn.Linear:
@@ -84,35 +88,27 @@ class AdaptedPolicy(Policy):
     Args:
         model: Stock model that contains the network; frozen, and adapted in place.
         network: Its parameters are those of `model`.
-        truncation: Which codebook entries may be drawn.
         trained: What is trained without adapters: `network`, or a part of it.
         adapted_modules: Paths of the layers to adapt, see `adapt`.
-        adapter_rank: Rank of LoRA adapters; None: train `trained`.
-        adapter_alpha: Numerator of the adapter scale alpha / rank.
-        is_checkpointing: Recompute activations in the backward pass.
         needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
-        seed: Seed of the adapters' initial weights.
     """
 
     network: PolicyNetwork[Any]
 
     def __init__(
         self,
+        config: Config,
         model: Any,
         network: PolicyNetwork[Any],
         *,
-        truncation: Truncation,
         trained: nn.Module,
         adapted_modules: str,
-        adapter_rank: int | None,
-        adapter_alpha: float,
-        is_checkpointing: bool,
         needs_reference: bool,
-        seed: int,
     ) -> None:
+        network.has_entropy_gradient = config.loss.entropy_coef != 0
         self.model = model
         self.network = network
-        self._truncation = truncation
+        self._truncation = Truncation.of(config.rollout)
         self._encoded: tuple[PromptBatch, Any] | None = None
         self._build_step: StepBuilder | None = None
         self._adapted: PeftModel | None = None
@@ -121,16 +117,15 @@ class AdaptedPolicy(Policy):
         self._is_reference_moved = False
         self._wrapped: nn.Module = network
         model.requires_grad_(False)
-        if adapter_rank is not None:
-            self._adapted = adapt(
-                model, adapted_modules, rank=adapter_rank, alpha=adapter_alpha, seed=seed
-            )
+        if config.model.adapter is not None:
+            seed = derive_seed(config.train.seed, "adapter")
+            self._adapted = adapt(model, adapted_modules, config.model.adapter, seed=seed)
         else:
             if needs_reference:
                 self._reference = copy.deepcopy(network)
                 self._reference.requires_grad_(False)
             trained.requires_grad_(True)
-        if is_checkpointing:
+        if config.model.gradient_checkpointing:
             with warnings.catch_warnings():
                 # The name that follows it does not exist in the oldest transformers supported.
                 warnings.filterwarnings("ignore", "`gradient_checkpointing_enable` is deprecated")

@@ -13,17 +13,21 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
+from glm_grpo.config.sections import AdapterSection
+
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def adapt(model: nn.Module, modules: str, *, rank: int, alpha: float, seed: int) -> PeftModel:
+def adapt(model: nn.Module, modules: str, adapter: AdapterSection, *, seed: int) -> PeftModel:
     """Add LoRA to some linear layers; the adapters initially change nothing.
 
     Args:
         modules: Regular expression that matches the whole path of each layer.
         seed: Seed of the first factors; the second ones are 0.
     """
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
+    config = LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=0.0, target_modules=modules
+    )
     # Layers with 4-bit weights are subclasses of `nn.Linear`, too.
     config._register_custom_module({nn.Linear: AdaptedLinear})
     with torch.random.fork_rng():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from diffusers import GlmImagePipeline
 
+from glm_grpo.config import Config
+from glm_grpo.models.drawing import UNTRUNCATED, Truncation
 from glm_grpo.models.glm_image.planner import read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro.loading import JanusPro, load_pipeline
@@ -17,6 +20,7 @@ from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.tiny import models, world
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
+from tests.factories import tiny_config
 from tests.janus_miniature import SIDE, write_folder
 
 SIZE = world.SIZE
@@ -66,17 +70,43 @@ def random_pipeline(loaded_pipeline):
     return copy.deepcopy(loaded_pipeline)
 
 
-def policy_on(pipeline: GlmImagePipeline, **changes: object) -> GlmImagePolicy:
-    """A policy with full fine-tuning, unless adapter_rank is set."""
-    settings = {
-        "temperature": 1.0,
-        "adapter_rank": None,
-        "adapter_alpha": 8.0,
-        "is_checkpointing": False,
-        "needs_reference": True,
-        "seed": 0,
-    }
-    return GlmImagePolicy(pipeline, **(settings | changes))
+def config_of(
+    *,
+    temperature: float = 1.0,
+    guidance_scale: float = 5.0,
+    truncation: Truncation = UNTRUNCATED,
+    adapter_rank: int | None = None,
+    adapter_alpha: float = 8.0,
+    entropy_coef: float = 0.0,
+    is_checkpointing: bool = False,
+) -> Config:
+    """A config of full fine-tuning, unless adapter_rank is set."""
+    adapter = (
+        "null" if adapter_rank is None else f"{{rank: {adapter_rank}, alpha: {adapter_alpha}}}"
+    )
+    kept = {key: value for key, value in asdict(truncation).items() if value is not None}
+    return tiny_config(
+        f"model.adapter={adapter}",
+        f"model.gradient_checkpointing={str(is_checkpointing).lower()}",
+        f"loss.entropy_coef={entropy_coef}",
+        f"rollout.temperature={temperature}",
+        f"+rollout.guidance_scale={guidance_scale}",
+        *(f"rollout.{key}={value}" for key, value in kept.items()),
+    )
+
+
+def policy_on(
+    pipeline: GlmImagePipeline,
+    *,
+    needs_reference: bool = True,
+    is_compiling: bool = False,
+    **changes: Any,
+) -> GlmImagePolicy:
+    """A policy of `config_of` these changes."""
+    config = config_of(**changes)
+    return GlmImagePolicy(
+        config, pipeline, needs_reference=needs_reference, is_compiling=is_compiling
+    )
 
 
 @pytest.fixture(scope="session")
@@ -103,18 +133,11 @@ def loaded_janus(janus_folder):
     return load_pipeline(str(janus_folder), dtype=torch.float32)
 
 
-def janus_policy_on(parts: JanusPro, **changes: object) -> JanusProPolicy:
+def janus_policy_on(
+    parts: JanusPro, *, needs_reference: bool = True, **changes: Any
+) -> JanusProPolicy:
     """Like `policy_on`, with guidance as published."""
-    settings = {
-        "temperature": 1.0,
-        "guidance_scale": 5.0,
-        "adapter_rank": None,
-        "adapter_alpha": 8.0,
-        "is_checkpointing": False,
-        "needs_reference": True,
-        "seed": 0,
-    }
-    return JanusProPolicy(parts, **(settings | changes))
+    return JanusProPolicy(config_of(**changes), parts, needs_reference=needs_reference)
 
 
 @pytest.fixture(scope="session")

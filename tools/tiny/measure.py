@@ -14,6 +14,7 @@ from diffusers import GlmImagePipeline
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
+from glm_grpo import load_config
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
@@ -90,15 +91,8 @@ class Embedded:
 
     def sample(self, *, group_size: int) -> Reading:
         """Sample the policy at temperature 1 on all held-out prompts, and read the pictures."""
-        policy = GlmImagePolicy(
-            self.pipeline,
-            temperature=1.0,
-            adapter_rank=None,
-            adapter_alpha=1.0,
-            is_checkpointing=False,
-            needs_reference=False,
-            seed=0,
-        )
+        config = load_config("tiny", "rollout.temperature=1.0", "model.adapter=null")
+        policy = GlmImagePolicy(config, self.pipeline, needs_reference=False)
         batch = self.batch(self.prompts, group_size=group_size)
         rollout = policy.sample(batch)
         pixels = self.decoder.decode(batch, rollout.token_ids).pixels.flatten(0, 1)

@@ -10,7 +10,6 @@ from diffusers import GlmImagePipeline
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import TextRule
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
@@ -32,7 +31,6 @@ from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
 from glm_grpo.models.glm_image.token_grid import PIXELS_PER_TOKEN
 from glm_grpo.models.module_sizes import describe_parameters
-from glm_grpo.seeds import derive_seed
 from rewards.problems import Problem
 
 # Members of `ModelFamily`; mypy counts an imported one only if it is listed here.
@@ -149,18 +147,8 @@ def build_policy(
     config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool, is_compiling: bool = False
 ) -> GlmImagePolicy:
     """Build the policy from the parts of a loaded pipeline."""
-    adapter = config.model.adapter
     return GlmImagePolicy(
-        pipeline,
-        temperature=config.rollout.temperature,
-        truncation=Truncation.of(config.rollout),
-        adapter_rank=None if adapter is None else adapter.rank,
-        adapter_alpha=0.0 if adapter is None else adapter.alpha,
-        is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=needs_reference,
-        seed=derive_seed(config.train.seed, "adapter"),
-        has_entropy_gradient=config.loss.entropy_coef != 0,
-        is_compiling=is_compiling,
+        config, pipeline, needs_reference=needs_reference, is_compiling=is_compiling
     )
 
 

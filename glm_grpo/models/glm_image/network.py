@@ -37,9 +37,6 @@ class TokenSequences(NamedTuple):
 class GlmImageNetwork(PolicyNetwork[TokenSequences]):
     """Scores tokens under the codebook distribution.
 
-    Attributes:
-        has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
-
     Args:
         codebook_size: Number of the head's first rows that can be drawn.
         temperature: Divides the logits, > 0.
@@ -61,7 +58,6 @@ class GlmImageNetwork(PolicyNetwork[TokenSequences]):
         self.lm_head = lm_head
         self._codebook_size = codebook_size
         self.temperature = temperature
-        self.has_entropy_gradient = False
 
     def forward(
         self,

@@ -15,10 +15,10 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from glm_grpo.config import Config
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
-from glm_grpo.models.drawing import UNTRUNCATED, Truncation
 from glm_grpo.models.glm_image.fast.compiled_layers import CompiledLayers
 from glm_grpo.models.glm_image.fast.stock_step import choose_step
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts
@@ -47,12 +47,7 @@ class GlmImagePolicy(AdaptedPolicy):
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
-        adapter_rank: Rank of LoRA adapters; None: train the language model and its head in full.
-        adapter_alpha: Numerator of the adapter scale alpha / rank.
-        is_checkpointing: Recompute activations in the backward pass.
         needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
-        has_entropy_gradient: Give replayed entropies a gradient, for a loss that weighs them.
-        seed: Seed of the adapters' initial weights.
         is_compiling: Compile the decoder layers if they equal the eager ones; not for weights that
             an engine shards.
     """
@@ -61,16 +56,10 @@ class GlmImagePolicy(AdaptedPolicy):
 
     def __init__(
         self,
+        config: Config,
         pipeline: GlmImagePipeline,
         *,
-        temperature: float,
-        truncation: Truncation = UNTRUNCATED,
-        adapter_rank: int | None,
-        adapter_alpha: float,
-        is_checkpointing: bool,
         needs_reference: bool,
-        seed: int,
-        has_entropy_gradient: bool = False,
         is_compiling: bool = False,
     ) -> None:
         model = pipeline.vision_language_encoder
@@ -80,20 +69,15 @@ class GlmImagePolicy(AdaptedPolicy):
             model.model.language_model,
             model.lm_head,
             codebook_size=self.codebook_size,
-            temperature=temperature,
+            temperature=config.rollout.temperature,
         )
-        network.has_entropy_gradient = has_entropy_gradient
         super().__init__(
+            config,
             model,
             network,
-            truncation=truncation,
             trained=network,
             adapted_modules=ADAPTED_MODULES,
-            adapter_rank=adapter_rank,
-            adapter_alpha=adapter_alpha,
-            is_checkpointing=is_checkpointing,
             needs_reference=needs_reference,
-            seed=seed,
         )
         self._compiled: CompiledLayers | None = None
         if is_compiling:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from glm_grpo.config import Config
 from glm_grpo.models.base import TextRule
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.export import StockSettings
 from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
@@ -16,13 +15,11 @@ from glm_grpo.models.janus_pro.loading import JanusPro, check_model, image_side,
 from glm_grpo.models.janus_pro.planner import (
     JanusProPlanner,
     find_config_folder,
-    guidance_of,
     knows_sizes,
     read_sizes,
 )
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
 from glm_grpo.models.module_sizes import describe_parameters
-from glm_grpo.seeds import derive_seed
 from rewards.problems import Problem
 
 # Members of `ModelFamily`; mypy counts an imported one only if it is listed here.
@@ -106,19 +103,7 @@ def build_policy(
     config: Config, pipeline: JanusPro, *, needs_reference: bool, is_compiling: bool = False
 ) -> JanusProPolicy:
     """Build the policy; nothing of it is compiled."""
-    adapter, rollout = config.model.adapter, config.rollout
-    return JanusProPolicy(
-        pipeline,
-        temperature=rollout.temperature,
-        guidance_scale=guidance_of(rollout),
-        truncation=Truncation.of(rollout),
-        adapter_rank=None if adapter is None else adapter.rank,
-        adapter_alpha=0.0 if adapter is None else adapter.alpha,
-        is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=needs_reference,
-        seed=derive_seed(config.train.seed, "adapter"),
-        has_entropy_gradient=config.loss.entropy_coef != 0,
-    )
+    return JanusProPolicy(config, pipeline, needs_reference=needs_reference)
 
 
 def build_decoder(config: Config, pipeline: JanusPro, *, is_compiling: bool) -> JanusProDecoder:

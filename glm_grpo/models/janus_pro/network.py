@@ -9,8 +9,18 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import JanusForConditionalGeneration
 
+from glm_grpo.config.sections import RolloutSection
 from glm_grpo.models.adapted_policy import PolicyNetwork
 from glm_grpo.models.token_scores import score_tokens, token_log_probs
+
+PUBLISHED_GUIDANCE = 5.0
+"""Scale of guidance that the model is published with. Source: `convert_janus_weights_to_hf.py` of
+transformers."""
+
+
+def guidance_of(rollout: RolloutSection) -> float:
+    """Scale of guidance between tokens; as published if none is set."""
+    return PUBLISHED_GUIDANCE if rollout.guidance_scale is None else rollout.guidance_scale
 
 
 class TokenSequences(NamedTuple):
@@ -40,9 +50,6 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
     Source: classifier-free guidance, Ho and Salimans 2022 (arXiv 2207.12598), in the form of
     `JanusForConditionalGeneration.generate`.
 
-    Attributes:
-        has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
-
     Args:
         temperature: Divides the logits, > 0.
         guidance_scale: w, >= 1; at 1 only the rows with a condition are read.
@@ -61,7 +68,6 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
         self.generation_head = model.model.generation_head
         self.temperature = temperature
         self.guidance_scale = guidance_scale
-        self.has_entropy_gradient = False
 
     @property
     def head(self) -> nn.Linear:

@@ -17,13 +17,10 @@ from glm_grpo.config.sections import RolloutSection
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.models.base import DTYPES
 from glm_grpo.models.janus_pro.loading import image_side, read_config, read_processor
+from glm_grpo.models.janus_pro.network import guidance_of
 from glm_grpo.models.janus_pro.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.module_sizes import count_flops, part_bytes
 from glm_grpo.models.planning import LanguageShape, PartBytes
-
-PUBLISHED_GUIDANCE = 5.0
-"""Scale of guidance that the model is published with. Source: `convert_janus_weights_to_hf.py` of
-transformers."""
 
 _SIZES: Mapping[str, tuple[int, int, int, int]] = {
     "deepseek-community/Janus-Pro-1B": (2048, 5632, 24, 16),
@@ -38,11 +35,6 @@ _DECODED_STATES, _ENCODED_STATES = 3.1, 4.5
 and encoder."""
 _PIXEL_COPIES, _FLOAT32 = 3, 4
 """Pictures in fp32 while their levels are computed, and bytes of a number."""
-
-
-def guidance_of(rollout: RolloutSection) -> float:
-    """Scale of guidance between tokens; as published if none is set."""
-    return PUBLISHED_GUIDANCE if rollout.guidance_scale is None else rollout.guidance_scale
 
 
 def knows_sizes(path: str) -> bool:

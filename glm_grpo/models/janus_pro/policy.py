@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
+from glm_grpo.config import Config
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
-from glm_grpo.models.drawing import UNTRUNCATED, Truncation
 from glm_grpo.models.janus_pro.loading import JanusPro, image_side
-from glm_grpo.models.janus_pro.network import JanusNetwork, TokenSequences
+from glm_grpo.models.janus_pro.network import JanusNetwork, TokenSequences, guidance_of
 from glm_grpo.models.janus_pro.prompt_inputs import (
     PromptInputs,
     encode_prompts,
@@ -41,49 +41,29 @@ class JanusProPolicy(AdaptedPolicy):
 
     Args:
         parts: Stock model and processor; the model is wrapped or copied.
-        guidance_scale: w, >= 1; above 1, every image takes a second row without its prompt.
-        adapter_rank: Rank of LoRA adapters; None: train the language model in full.
-        adapter_alpha: Numerator of the adapter scale alpha / rank.
-        is_checkpointing: Recompute activations in the backward pass.
         needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
-        has_entropy_gradient: Give replayed entropies a gradient, for a loss that weighs them.
-        seed: Seed of the adapters' initial weights.
     """
 
     network: JanusNetwork
 
-    def __init__(
-        self,
-        parts: JanusPro,
-        *,
-        temperature: float,
-        guidance_scale: float,
-        truncation: Truncation = UNTRUNCATED,
-        adapter_rank: int | None,
-        adapter_alpha: float,
-        is_checkpointing: bool,
-        needs_reference: bool,
-        seed: int,
-        has_entropy_gradient: bool = False,
-    ) -> None:
+    def __init__(self, config: Config, parts: JanusPro, *, needs_reference: bool) -> None:
         model = parts.model
         self.processor = parts.processor
         self.codebook_size: int = model.config.vq_config.num_embeddings
         self._side: int = model.model.vqmodel.quantize.quant_state_dims[0]
         self.ids = special_ids(model, parts.processor)
-        network = JanusNetwork(model, temperature=temperature, guidance_scale=guidance_scale)
-        network.has_entropy_gradient = has_entropy_gradient
+        network = JanusNetwork(
+            model,
+            temperature=config.rollout.temperature,
+            guidance_scale=guidance_of(config.rollout),
+        )
         super().__init__(
+            config,
             model,
             network,
-            truncation=truncation,
             trained=network.language_model,
             adapted_modules=ADAPTED_MODULES,
-            adapter_rank=adapter_rank,
-            adapter_alpha=adapter_alpha,
-            is_checkpointing=is_checkpointing,
             needs_reference=needs_reference,
-            seed=seed,
         )
 
     def modules(self) -> tuple[nn.Module, ...]:

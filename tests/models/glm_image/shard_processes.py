@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
+from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image.network import TokenSequences
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.tiny.models import build_policy_model
@@ -95,15 +96,9 @@ def main(folder: Path) -> None:
         transformer=None,
         scheduler=None,
     )
-    policy = GlmImagePolicy(
-        pipeline,
-        temperature=1.0,
-        adapter_rank=None,
-        adapter_alpha=1.0,
-        is_checkpointing=True,
-        needs_reference=False,
-        seed=0,
-    )
+    overrides = ("model.adapter=null", "model.gradient_checkpointing=true")
+    config = compose_config(None, "tiny", overrides)
+    policy = GlmImagePolicy(config, pipeline, needs_reference=False)
     measured = measure(policy, AccelerateStrategy(policy, accelerator, processes))
     (folder / f"{processes.rank}.json").write_text(json.dumps(measured))
 

@@ -97,9 +97,7 @@ def test_guidance_changes_what_is_drawn(make_janus_policy, janus_batch):
 
 @pytest.mark.parametrize("adapter_rank", [None, 4])
 def test_the_gradient_flows_through_both_rows(make_janus_policy, janus_batch, adapter_rank):
-    policy = make_janus_policy(
-        adapter_rank=adapter_rank, temperature=0.9, has_entropy_gradient=True
-    )
+    policy = make_janus_policy(adapter_rank=adapter_rank, temperature=0.9, entropy_coef=0.01)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
