@@ -32,7 +32,6 @@ from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.models import Models, PhaseClock
-from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, PromptBatch
 
 TARGET = Target("at least", 4.0)
@@ -49,7 +48,6 @@ class OurStep:
 
     def __init__(self, config: Config, models: Models) -> None:
         self._models, self._config = models, config
-        self._update = update_settings(config)
         optim = config.optim
         self._optimizer = torch.optim.AdamW(
             models.policy.trainable_parameters(),
@@ -72,8 +70,14 @@ class OurStep:
 
     def learn(self, experience: Experience) -> UpdateReport:
         """Run one update."""
-        trainee = Trainee(self._models.policy, self._optimizer, self._rate)
-        (report,) = update_policy(trainee, experience, self._update)
+        config = self._config
+        trainee = Trainee(
+            self._models.policy,
+            self._optimizer,
+            self._rate,
+            max_grad_norm=config.optim.max_grad_norm,
+        )
+        (report,) = update_policy(trainee, experience, config.loss, config.train)
         return report
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:

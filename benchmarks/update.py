@@ -36,8 +36,9 @@ from benchmarks.embedded import tiny_config
 from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_parser, publish
 from glm_grpo.config import Config
 from glm_grpo.config.losses import ClippedLoss
+from glm_grpo.config.sections import TrainSection
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
-from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
+from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, PartConfigs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
@@ -66,7 +67,15 @@ LOSS = ClippedLoss(
     kl_behaviour_coef=0.0,
     importance_weights="none",
 )
-UPDATE = UpdateSettings(loss=LOSS, max_grad_norm=math.inf, micro_batch_size=1, epochs_per_rollout=1)
+TRAIN = TrainSection(
+    steps=1,
+    seed=0,
+    epochs_per_rollout=1,
+    micro_batch_size=1,
+    checkpoint_every=1,
+    keep_checkpoints=1,
+    eval_every=1,
+)
 MEGABYTE = 2**20
 UPDATES_PER_PROCESS = 3
 """Counted after one warm-up. Processes differ, so results come from more than one pair."""
@@ -267,7 +276,7 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
         trainee = Trainee(policy, optimizer, ConstantRate())
 
         def update() -> Outcome:
-            (report,) = update_policy(trainee, experience, UPDATE)
+            (report,) = update_policy(trainee, experience, LOSS, TRAIN)
             found = report.metrics
             return Outcome(found["loss/total"], found["optim/grad_norm"], found["policy/entropy"])
     else:

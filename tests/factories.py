@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from glm_grpo.config import Config, compose_config
-from glm_grpo.config.losses import ClippedLoss
-from glm_grpo.config.sections import AdvantageSection
-from glm_grpo.grpo.update import UpdateSettings
+from glm_grpo.config.losses import AnyLoss, ClippedLoss
+from glm_grpo.config.sections import AdvantageSection, TrainSection
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Decoder
 from glm_grpo.types import PromptBatch
@@ -55,18 +53,26 @@ def clipped_loss(**changes: Any) -> ClippedLoss:
     return ClippedLoss(**defaults | changes)
 
 
-def update_settings(**changes: Any) -> UpdateSettings:
+class UpdateSections(NamedTuple):
+    """The sections of the config that an update reads."""
+
+    loss: AnyLoss
+    train: TrainSection
+
+
+def update_sections(**changes: Any) -> UpdateSections:
     """One update in one pass, with `clipped_loss`."""
-    start = UpdateSettings(
-        loss=clipped_loss(), max_grad_norm=None, micro_batch_size=100, epochs_per_rollout=1
-    )
-    return changed(start, **changes)
+    train = {"steps": 1, "seed": 0, "epochs_per_rollout": 1, "micro_batch_size": 100}
+    kept = {"checkpoint_every": 1, "keep_checkpoints": 1, "eval_every": 1}
+    return changed(UpdateSections(clipped_loss(), TrainSection(**train, **kept)), **changes)
 
 
-def changed(settings: UpdateSettings, **changes: Any) -> UpdateSettings:
+def changed(sections: UpdateSections, **changes: Any) -> UpdateSections:
     """Other values of some fields, those of the loss among them."""
     of_loss = {name: changes.pop(name) for name in [*changes] if name in ClippedLoss.model_fields}
-    return replace(settings, loss=settings.loss.model_copy(update=of_loss), **changes)
+    assert {*changes} <= {*TrainSection.model_fields}
+    loss, train = sections
+    return UpdateSections(loss.model_copy(update=of_loss), train.model_copy(update=changes))
 
 
 def advantage_settings(**changes: Any) -> AdvantageSection:

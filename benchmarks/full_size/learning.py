@@ -16,7 +16,6 @@ from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.floors import update_flops
 from glm_grpo.plan.memory import BatchShape
 from glm_grpo.training.learning_rate import LearningRate
-from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import RewardTable
 
@@ -50,7 +49,7 @@ class _Learner:
             f"model.gradient_checkpointing={str(is_checkpointing).lower()}",
             "train.epochs_per_rollout=1",
         )
-        self._settings = update_settings(config)
+        self._config = config
         self._optimizer, self._rate = make_optimizer(self._policy)
         self._batch = make_batch(
             scale.side, prompts=scale.learned_prompts, group_size=scale.group_size
@@ -64,9 +63,15 @@ class _Learner:
         """Time the first update, which compiles and selects kernels, and the second."""
         work = partial(
             update_policy,
-            Trainee(self._policy, self._optimizer, self._rate),
+            Trainee(
+                self._policy,
+                self._optimizer,
+                self._rate,
+                max_grad_norm=self._config.optim.max_grad_norm,
+            ),
             self._experience,
-            replace(self._settings, micro_batch_size=micro_batch_size),
+            self._config.loss,
+            self._config.train.model_copy(update={"micro_batch_size": micro_batch_size}),
         )
         first, seconds = (seconds_of(work, self._bench.device) for _ in range(2))
         return {

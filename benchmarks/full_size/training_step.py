@@ -41,7 +41,6 @@ from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.models import Models, PhaseClock
-from glm_grpo.training.steps import update_settings
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -231,15 +230,20 @@ class _Stepper:
         assert isinstance(models.policy, GlmImagePolicy)
         self._models, self._policy = models, models.policy
         self._config = config
-        self._update = update_settings(config)
         self._optimizer, self._rate = make_optimizer(self._policy)
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:
         """Run one step."""
         experience = collect(self._models, batch, self._config, clock=clock)
         with self._models.phase("update", "a step", clock):
-            trainee = Trainee(self._policy, self._optimizer, self._rate)
-            update_policy(trainee, experience, self._update)
+            config = self._config
+            trainee = Trainee(
+                self._policy,
+                self._optimizer,
+                self._rate,
+                max_grad_norm=config.optim.max_grad_norm,
+            )
+            update_policy(trainee, experience, config.loss, config.train)
 
 
 def _prepared(bench: Bench, config: Config, prompts: Prompts) -> PreparedRun:

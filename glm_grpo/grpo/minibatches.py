@@ -32,72 +32,80 @@ class MicroBatch:
     replayed_fraction: float
 
 
-@dataclass(frozen=True)
-class Split:
-    """How to split the rows of a step.
+def split_experience(
+    experience: Experience,
+    strategy: Strategy,
+    *,
+    minibatches: int,
+    micro_batch_size: int,
+    skips_zero_std: bool,
+) -> list[list[MicroBatch]]:
+    """Micro-batches of each minibatch; rows index the flattened P * G axis.
 
-    Attributes:
+    Args:
         minibatches: Number of minibatches, >= 1. Each has every k-th prompt of the batch, counted
             over all processes, so that every process has part of each.
         micro_batch_size: Largest number of rows to replay at once, >= 1.
-        is_skipping_flat: Whether to skip sequences with advantage 0.
+        skips_zero_std: Whether to skip sequences with advantage 0.
     """
-
-    minibatches: int
-    micro_batch_size: int
-    is_skipping_flat: bool = False
-
-
-def split_experience(
-    experience: Experience, split: Split, strategy: Strategy
-) -> list[list[MicroBatch]]:
-    """Micro-batches of each minibatch; rows index the flattened P * G axis."""
     trained = experience.trained_groups()
     group_size = experience.totals.shape[1]
     rows = trained[:, None] * group_size + torch.arange(group_size)
     return [
-        _split_sequences(rows[own].flatten(), experience, split, strategy)
-        for own in _split_prompts(torch.arange(len(trained)), len(trained), split, strategy)
+        _split_sequences(
+            rows[own].flatten(), experience, strategy, micro_batch_size, skips_zero_std
+        )
+        for own in _split_prompts(torch.arange(len(trained)), len(trained), minibatches, strategy)
     ]
 
 
 def split_targets(
-    targets: TargetTokens, num_prompts: int, split: Split, strategy: Strategy
+    targets: TargetTokens,
+    strategy: Strategy,
+    *,
+    num_prompts: int,
+    minibatches: int,
+    micro_batch_size: int,
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each minibatch; rows index the prompts of `targets`.
 
     Args:
         num_prompts: Number of prompts in this process's batch, with or without a target image.
+        minibatches: As in `split_experience`; `micro_batch_size` too.
     """
-    minibatches = []
-    for own in _split_prompts(targets.prompt_indices, num_prompts, split, strategy):
+    found = []
+    for own in _split_prompts(targets.prompt_indices, num_prompts, minibatches, strategy):
         counts = strategy.gather(len(own))
-        groups = _equally_many(own, max(counts), split.micro_batch_size)
+        groups = _equally_many(own, max(counts), micro_batch_size)
         fractions = [count / sum(counts) for _, count in groups]
-        minibatches.append(
+        found.append(
             [
                 MicroBatch(rows, fraction, replayed_fraction=fraction)
                 for (rows, _), fraction in zip(groups, fractions, strict=True)
             ]
         )
-    return minibatches
+    return found
 
 
 def _split_prompts(
-    places: Int64[Tensor, " B"], num_prompts: int, split: Split, strategy: Strategy
+    places: Int64[Tensor, " B"], num_prompts: int, minibatches: int, strategy: Strategy
 ) -> list[Int64[Tensor, " N"]]:
     """For each minibatch, which of the prompts at these places of the process's batch it has."""
     before = sum(strategy.gather(num_prompts)[: strategy.rank])
-    minibatch = (places + before) % split.minibatches
-    return [(minibatch == index).nonzero().flatten() for index in range(split.minibatches)]
+    minibatch = (places + before) % minibatches
+    return [(minibatch == index).nonzero().flatten() for index in range(minibatches)]
 
 
 def _split_sequences(
-    rows: Int64[Tensor, " N"], experience: Experience, split: Split, strategy: Strategy
+    rows: Int64[Tensor, " N"],
+    experience: Experience,
+    strategy: Strategy,
+    size: int,
+    skips_zero_std: bool,
 ) -> list[MicroBatch]:
     """Micro-batches of some sequences of this process."""
-    size, replayed = split.micro_batch_size, rows
-    if split.is_skipping_flat:
+    replayed = rows
+    if skips_zero_std:
         replayed = rows[experience.is_learned_from().flatten()[rows]]
     counts, replayed_counts = (strategy.gather(len(each)) for each in (rows, replayed))
     if not any(replayed_counts):

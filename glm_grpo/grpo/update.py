@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from glm_grpo.config.losses import AnyLoss
+from glm_grpo.config.sections import TrainSection
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.losses import LossInputs, Mismatch, grpo_loss, measure_mismatch
-from glm_grpo.grpo.minibatches import MicroBatch, Split, split_experience, split_targets
+from glm_grpo.grpo.minibatches import MicroBatch, split_experience, split_targets
 from glm_grpo.grpo.policy import PolicyForUpdate, Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.supervised import SFT_METRICS, learn_targets
@@ -53,39 +54,14 @@ class Trainee:
         optimizer: Optimizer over the policy's trainable parameters.
         schedule: Learning-rate schedule, advanced once per update.
         strategy: Joins the processes that train together; by default there is one.
+        max_grad_norm: L2 norm to which the gradient is clipped, > 0; by default it is not.
     """
 
     policy: PolicyForUpdate
     optimizer: Optimizer
     schedule: LearningRateSchedule
     strategy: Strategy = field(default_factory=Strategy)
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """How to train on one rollout.
-
-    Attributes:
-        loss: Loss to minimise.
-        max_grad_norm: L2 norm to which the gradient is clipped, > 0; None: no clipping.
-        micro_batch_size: Sequences replayed at once, >= 1; changes memory, not the gradient.
-        epochs_per_rollout: Passes over the same tokens, >= 1.
-        minibatches: Optimizer updates per pass, each on part of the prompts, >= 1.
-        is_skipping_flat: Whether to skip sequences with advantage 0 if nothing else weighs them.
-    """
-
-    loss: AnyLoss
-    max_grad_norm: float | None
-    micro_batch_size: int
-    epochs_per_rollout: int
-    minibatches: int = 1
-    is_skipping_flat: bool = False
-
-    @property
-    def split(self) -> Split:
-        """How to split the rows of a rollout."""
-        is_skipping_flat = self.is_skipping_flat and self.loss.weighs_advantages_alone
-        return Split(self.minibatches, self.micro_batch_size, is_skipping_flat)
+    max_grad_norm: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -109,7 +85,8 @@ class UpdateReport:
 def update_policy(
     trainee: Trainee,
     experience: Experience,
-    settings: UpdateSettings,
+    loss: AnyLoss,
+    train: TrainSection,
     targets: TargetTokens | None = None,
     count: Count = not_counted,
 ) -> list[UpdateReport]:
@@ -140,7 +117,7 @@ def update_policy(
       failure, so `is_skipped` is False. The decision uses values that all processes know, because
       one flat batch among several must not make them diverge.
 
-    With `is_skipping_flat` and a loss that weighs only advantages, sequences with advantage 0 are
+    With `skip_zero_std` and a loss that weighs only advantages, sequences with advantage 0 are
     not replayed. The gradient is the same, bitwise if `micro_batch_size` divides the group size;
     replay metrics (ratios, entropy, ...) then cover only the replayed sequences.
 
@@ -155,6 +132,7 @@ def update_policy(
     updates, so that runs that differ in a skipped update stay comparable.
 
     Args:
+        train: Passes, minibatches, micro-batches and `skip_zero_std` are used.
         targets: Target images to learn from in addition; all processes have them, or none has.
         count: Called after every micro-batch of sampled tokens.
 
@@ -162,19 +140,30 @@ def update_policy(
         One report per update; `kl/reference` is NaN if no reference was run, and
         `policy/replay_gap` is NaN if an older policy sampled.
     """
-    minibatches = split_experience(experience, settings.split, trainee.strategy)
-    experience = _with_reference(trainee.policy, experience, minibatches, settings.loss)
+    minibatches = split_experience(
+        experience,
+        trainee.strategy,
+        minibatches=train.minibatches,
+        micro_batch_size=train.micro_batch_size,
+        skips_zero_std=train.skip_zero_std and loss.weighs_advantages_alone,
+    )
+    experience = _with_reference(trainee.policy, experience, minibatches, loss)
     supervised: list[list[MicroBatch]] = [[] for _ in minibatches]
     if targets is not None:
-        num_prompts = len(experience.trained_groups())
-        supervised = split_targets(targets, num_prompts, settings.split, trainee.strategy)
+        supervised = split_targets(
+            targets,
+            trainee.strategy,
+            num_prompts=len(experience.trained_groups()),
+            minibatches=train.minibatches,
+            micro_batch_size=train.micro_batch_size,
+        )
     old_log_probs = _old_log_probs(trainee.policy, experience, minibatches[1:])
-    total, done = sum(map(len, minibatches)) * settings.epochs_per_rollout, itertools.count(1)
+    total, done = sum(map(len, minibatches)) * train.epochs_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
     is_on_policy = not experience.is_stale
-    updates = [*zip(minibatches, supervised, strict=True)] * settings.epochs_per_rollout
+    updates = [*zip(minibatches, supervised, strict=True)] * train.epochs_per_rollout
     for samples, of_targets in updates:
 
         def accumulate(
@@ -184,7 +173,7 @@ def update_policy(
                 trainee,
                 experience,
                 samples,
-                settings.loss,
+                loss,
                 old_log_probs,
                 is_last_term=not of_targets,
                 count=lambda: count(min(next(done), total), total),
@@ -198,14 +187,14 @@ def update_policy(
             }
             return LossTerm(term.loss + sft.loss, {**term.means, **supervised})
 
-        found = _joined_gradient(trainee, accumulate, settings.max_grad_norm)
+        found = _joined_gradient(trainee, accumulate)
         metrics = found.term.means
         names = names or {*metrics}
         refuse_other_metrics(metrics, names)
         is_noise = (
             is_on_policy
             and not of_targets
-            and _is_noise_alone(experience, samples, settings.loss, trainee.strategy)
+            and _is_noise_alone(experience, samples, loss, trainee.strategy)
         )
         report, has_moved = _step_optimizer(trainee, found, metrics, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
@@ -216,7 +205,8 @@ def update_policy(
 def policy_gradient(
     policy: PolicyForUpdate,
     experience: Experience,
-    settings: UpdateSettings,
+    loss: AnyLoss,
+    train: TrainSection,
     count: Count = not_counted,
     *,
     loss_scale: LossScale | None = None,
@@ -228,22 +218,28 @@ def policy_gradient(
 
     Args:
         policy: Policy that replays tokens, usually the one that sampled.
-        settings: Loss and micro-batches; the number of passes and minibatches is ignored.
+        train: Micro-batches and `skip_zero_std` are used.
         loss_scale: Factor of the loss in the backward pass; None: 1.
 
     Returns:
         One tensor per trainable parameter, on the CPU.
     """
-    split, strategy = replace(settings.split, minibatches=1), Strategy(loss_scale)
-    minibatches = split_experience(experience, split, strategy)
-    experience = _with_reference(policy, experience, minibatches, settings.loss)
+    strategy = Strategy(loss_scale)
+    minibatches = split_experience(
+        experience,
+        strategy,
+        minibatches=1,
+        micro_batch_size=train.micro_batch_size,
+        skips_zero_std=train.skip_zero_std and loss.weighs_advantages_alone,
+    )
+    experience = _with_reference(policy, experience, minibatches, loss)
     parameters = policy.trainable_parameters()
     for parameter in parameters:
         parameter.grad = None
     (micro_batches,) = minibatches
     old_log_probs = _old_log_probs(policy, experience, [])
     for done, micro_batch in enumerate(micro_batches, start=1):
-        _backward_samples(policy, strategy, experience, micro_batch, settings.loss, old_log_probs)
+        _backward_samples(policy, strategy, experience, micro_batch, loss, old_log_probs)
         count(done, len(micro_batches))
     strategy.loss_scale.unscale(parameters)
     gradient = []
@@ -255,7 +251,7 @@ def policy_gradient(
 
 
 def update_on_targets(
-    trainee: Trainee, targets: TargetTokens, settings: UpdateSettings, *, num_prompts: int
+    trainee: Trainee, targets: TargetTokens, train: TrainSection, *, num_prompts: int
 ) -> list[UpdateReport]:
     """Supervised fine-tuning: learn only from target images, by the SFT term.
 
@@ -264,19 +260,25 @@ def update_on_targets(
     temperature, without truncation.
 
     Args:
-        settings: `loss` and `is_skipping_flat` are ignored.
+        train: As in `update_policy`, without `skip_zero_std`.
         num_prompts: Number of prompts in this process's batch, with or without a target image.
 
     Returns:
         One report per update; metrics are NaN, and the loss 0, if a minibatch has no target image.
     """
-    minibatches = split_targets(targets, num_prompts, settings.split, trainee.strategy)
+    minibatches = split_targets(
+        targets,
+        trainee.strategy,
+        num_prompts=num_prompts,
+        minibatches=train.minibatches,
+        micro_batch_size=train.micro_batch_size,
+    )
     reports = []
-    for micro_batches in minibatches * settings.epochs_per_rollout:
+    for micro_batches in minibatches * train.epochs_per_rollout:
         accumulate = partial(
             learn_targets, trainee.policy, trainee.strategy, targets, micro_batches
         )
-        found = _joined_gradient(trainee, accumulate, settings.max_grad_norm)
+        found = _joined_gradient(trainee, accumulate)
         metrics = {SFT_METRICS[name]: value for name, value in found.term.means.items()}
         report, _ = _step_optimizer(trainee, found, metrics)
         reports.append(report)
@@ -295,18 +297,14 @@ class _Gradient:
     norm: float
 
 
-def _joined_gradient(
-    trainee: Trainee, accumulate: Callable[[], LossTerm], max_norm: float | None
-) -> _Gradient:
+def _joined_gradient(trainee: Trainee, accumulate: Callable[[], LossTerm]) -> _Gradient:
     """Accumulate, join and clip a gradient; again with a lower loss scale if it overflows."""
     strategy = trainee.strategy
     begun_with = strategy.loss_scale.value
     while True:
         trainee.optimizer.zero_grad(set_to_none=True)
         term = accumulate()
-        norm = strategy.clip_gradient(
-            trainee.policy.trainable_parameters(), math.inf if max_norm is None else max_norm
-        )
+        norm = strategy.clip_gradient(trainee.policy.trainable_parameters(), trainee.max_grad_norm)
         if math.isfinite(norm):
             strategy.loss_scale.note_finite()
         elif math.isfinite(term.loss) and strategy.loss_scale.lower():

@@ -93,7 +93,7 @@ def _work(planner: Planner, config: Config, batch: BatchShape, peak_flops: float
         decode=float(planner.decode_flops(config)),
         update=update_flops(planner, config, batch) / batch.images,
         peak_flops=peak_flops,
-        is_skipping_flat=config.train.skip_zero_std and config.loss.weighs_advantages_alone,
+        skips_zero_std=config.train.skip_zero_std and config.loss.weighs_advantages_alone,
     )
 
 

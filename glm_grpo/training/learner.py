@@ -33,6 +33,6 @@ class Learner:
     state: RunState
     average: MovingAverage | None = None
 
-    def trainee(self, policy: Policy) -> Trainee:
+    def trainee(self, policy: Policy, max_grad_norm: float) -> Trainee:
         """What an update changes."""
-        return Trainee(policy, self.optimizer, self.learning_rate, self.strategy)
+        return Trainee(policy, self.optimizer, self.learning_rate, self.strategy, max_grad_norm)

@@ -25,14 +25,14 @@ class StepWork:
         decode: Decoding it as in rollouts.
         update: Learning from it: all updates of a step, and the reference.
         peak_flops: Published operations per second of all devices of the run together.
-        is_skipping_flat: Whether images with advantage 0 are skipped in the update.
+        skips_zero_std: Whether images with advantage 0 are skipped in the update.
     """
 
     rollout: float
     decode: float
     update: float
     peak_flops: float
-    is_skipping_flat: bool
+    skips_zero_std: bool
 
 
 def step_metrics(
@@ -105,7 +105,7 @@ def sampled_utilisation(
     """
     sampled = experience.totals.numel()
     is_learned_from = experience.is_learned_from()[experience.trained_groups()]
-    learned = is_learned_from.sum() if work.is_skipping_flat else is_learned_from.numel()
+    learned = is_learned_from.sum() if work.skips_zero_std else is_learned_from.numel()
     flops = {
         "rollout": sampled * work.rollout,
         "decode": sampled * work.decode,

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource, part_of_batch, prompts_at
-from glm_grpo.grpo.update import UpdateReport, UpdateSettings, update_on_targets, update_policy
+from glm_grpo.grpo.update import UpdateReport, update_on_targets, update_policy
 from glm_grpo.training.batches import build_batch, build_spares
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
@@ -23,18 +23,6 @@ from glm_grpo.training.targets import sft_weight, tokenize_targets
 from glm_grpo.types import Experience, PromptBatch, TargetTokens
 
 logger = logging.getLogger(__name__)
-
-
-def update_settings(config: Config) -> UpdateSettings:
-    """How the config says to learn from an experience."""
-    return UpdateSettings(
-        loss=config.loss,
-        max_grad_norm=config.optim.max_grad_norm,
-        micro_batch_size=config.train.micro_batch_size,
-        epochs_per_rollout=config.train.epochs_per_rollout,
-        minibatches=config.train.minibatches,
-        is_skipping_flat=config.train.skip_zero_std,
-    )
 
 
 @runtime_checkable
@@ -173,11 +161,12 @@ class RewardStep:
         self, experience: Experience, targets: TargetTokens | None, clock: PhaseClock
     ) -> list[UpdateReport]:
         """Run the updates of a step; every process gets the same reports."""
-        settings, policy = update_settings(self.config), self.models.policy
-        size = replay_size(experience.prompts, policy, settings.micro_batch_size)
+        config, policy = self.config, self.models.policy
+        trainee = self.learner.trainee(policy, config.optim.max_grad_norm)
+        size = replay_size(experience.prompts, policy, config.train.micro_batch_size)
         with self.models.phase("update", size, clock):
             return update_policy(
-                self.learner.trainee(policy), experience, settings, targets, clock.count
+                trainee, experience, config.loss, config.train, targets, clock.count
             )
 
     def _follow_with_reference(self, step: int) -> None:
@@ -202,7 +191,7 @@ class SupervisedStep:
     ) -> tuple[list[UpdateReport], StepRecord]:
         """Learn from target images, and hand in the records; arguments as in `RewardStep`."""
         del is_first
-        settings, policy = update_settings(self.config), self.models.policy
+        train, policy = self.config.train, self.models.policy
         with self.processes.together():
             whole = self.batch_for_step(step)
             part = part_of_batch(whole, self.processes.part(len(whole.prompts)))
@@ -213,11 +202,10 @@ class SupervisedStep:
                 preview=self.config.sft.preview,
                 clock=clock,
             )
-        size = replay_size(targets.prompts, policy, settings.micro_batch_size)
+        trainee = self.learner.trainee(policy, self.config.optim.max_grad_norm)
+        size = replay_size(targets.prompts, policy, train.micro_batch_size)
         with self.models.phase("update", size, clock):
-            updates = update_on_targets(
-                self.learner.trainee(policy), targets, settings, num_prompts=len(part.prompts)
-            )
+            updates = update_on_targets(trainee, targets, train, num_prompts=len(part.prompts))
         if self.learner.average is not None:
             self.learner.average.update(step)
         return updates, self.records.supervised_step(

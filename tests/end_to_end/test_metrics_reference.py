@@ -10,7 +10,7 @@ from glm_grpo.run.tables import read_metrics
 from glm_grpo.training.metrics import StepWork
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-WORK = StepWork(1.0, 1.0, 1.0, peak_flops=1.0, is_skipping_flat=False)
+WORK = StepWork(1.0, 1.0, 1.0, peak_flops=1.0, skips_zero_std=False)
 """As of a card whose peak is known."""
 
 TERMS = ("lpips", "ssim", "ocr", "aesthetic", "psnr")

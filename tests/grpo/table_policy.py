@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from glm_grpo.grpo.policy import Replay
-from glm_grpo.grpo.update import Trainee, UpdateReport, UpdateSettings, update_policy
+from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
-from tests.factories import update_settings
+from tests.factories import UpdateSections, update_sections
 
 PROMPTS, GROUP, TOKENS, CODEBOOK = 2, 3, 4, 5
 
-SETTINGS = update_settings(micro_batch_size=PROMPTS * GROUP)
+SETTINGS = update_sections(micro_batch_size=PROMPTS * GROUP)
 
 ADVANTAGES = torch.tensor([[1.0, -1.5, 0.5], [-0.25, 1.0, -0.75]])
 FLAT = torch.zeros(PROMPTS, GROUP)
@@ -95,9 +96,11 @@ def make_experience(sampled_by: Tensor, advantages: Tensor) -> Experience:
 def learn(
     policy: TablePolicy,
     experience: Experience,
-    settings: UpdateSettings,
+    settings: UpdateSections,
     learning_rate: float = 0.1,
+    max_grad_norm: float = math.inf,
 ) -> list[UpdateReport]:
     """Plain gradient descent."""
     optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
-    return update_policy(Trainee(policy, optimizer, ConstantRate()), experience, settings)
+    trainee = Trainee(policy, optimizer, ConstantRate(), max_grad_norm=max_grad_norm)
+    return update_policy(trainee, experience, *settings)

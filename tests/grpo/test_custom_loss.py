@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from glm_grpo.config.losses import CustomLoss
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
+from tests.factories import changed
 from tests.grpo.table_policy import (
     ADVANTAGES,
     SETTINGS,
@@ -117,7 +117,7 @@ def test_metrics_of_a_custom_loss_hide_none_of_the_update(module: str) -> None:
     logits = make_logits()
     experience = make_experience(logits, ADVANTAGES)
     reports = [
-        learn(TablePolicy(logits), experience, replace(SETTINGS, loss=custom(f"{module}:{name}")))
+        learn(TablePolicy(logits), experience, SETTINGS._replace(loss=custom(f"{module}:{name}")))
         for name in ("reinforce", "same_names")
     ]
     expected = -(experience.rollout.log_probs * ADVANTAGES[..., None]).mean().item()
@@ -155,7 +155,7 @@ def test_custom_loss_that_is_not_there_is_refused(module: str, function: str, pr
 
 def test_metrics_that_only_some_calls_report_are_refused(module: str) -> None:
     logits = make_logits()
-    settings = replace(SETTINGS, loss=custom(f"{module}:varying"), micro_batch_size=2)
+    settings = changed(SETTINGS, micro_batch_size=2)._replace(loss=custom(f"{module}:varying"))
     with pytest.raises(ConfigError, match="mine/first.*not reported by every call"):
         learn(TablePolicy(logits), make_experience(logits, ADVANTAGES), settings)
 
@@ -169,7 +169,7 @@ def test_the_loss_that_the_documentation_shows_trains(
     monkeypatch.chdir(tmp_path)
     logits = make_logits()
     policy = TablePolicy(logits)
-    settings = replace(SETTINGS, loss=custom("documented:reinforce"))
+    settings = SETTINGS._replace(loss=custom("documented:reinforce"))
     (report,) = learn(policy, make_experience(logits, ADVANTAGES), settings)
     policy_loss = report.metrics["loss/policy"]
     assert report.metrics["mine/token_loss"] == pytest.approx(policy_loss, abs=1e-6)

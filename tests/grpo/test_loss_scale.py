@@ -62,7 +62,7 @@ def updated(factor: float, scale: LossScale) -> tuple[Tensor, UpdateReport]:
     trainee = Trainee(
         policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate(), Strategy(scale)
     )
-    (report,) = update_policy(trainee, make_experience(make_logits(), ADVANTAGES), SETTINGS)
+    (report,) = update_policy(trainee, make_experience(make_logits(), ADVANTAGES), *SETTINGS)
     return policy.logits.detach(), report
 
 
@@ -129,7 +129,7 @@ def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> Non
 
     policy.factor = next(factors)
     reports = update_policy(
-        trainee, make_experience(make_logits(), ADVANTAGES), settings, count=count
+        trainee, make_experience(make_logits(), ADVANTAGES), *settings, count=count
     )
     assert [report.metrics["optim/loss_scale"] for report in reports] == [4.0, 1.0]
     assert reports[0].metrics.keys() == reports[1].metrics.keys()
@@ -147,7 +147,7 @@ def test_other_dtypes_are_not_scaled() -> None:
 def test_the_gradient_of_a_probe_is_unscaled() -> None:
     experience = make_experience(make_logits(), ADVANTAGES)
     plain, scaled = (
-        policy_gradient(TablePolicy(make_logits()), experience, SETTINGS, loss_scale=scale)[0]
+        policy_gradient(TablePolicy(make_logits()), experience, *SETTINGS, loss_scale=scale)[0]
         for scale in (None, LossScale(1024.0, is_used=True))
     )
     torch.testing.assert_close(scaled, plain)

@@ -18,14 +18,13 @@ from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import (
     Trainee,
     UpdateReport,
-    UpdateSettings,
     policy_gradient,
     update_on_targets,
     update_policy,
 )
 from glm_grpo.types import Experience, PromptBatch, Rollout, TargetTokens
 from rewards.types import Prompt
-from tests.factories import changed
+from tests.factories import UpdateSections, changed
 from tests.grpo.table_policy import (
     ADVANTAGES,
     CODEBOOK,
@@ -53,11 +52,14 @@ class HalvingRate:
             group["lr"] /= 2
 
 
-def move_of(advantages: Tensor, settings: UpdateSettings = SETTINGS) -> Tensor:
+def move_of(
+    advantages: Tensor, settings: UpdateSections = SETTINGS, *, max_grad_norm: float = math.inf
+) -> Tensor:
     """What one step of plain gradient descent at rate 1 changes: minus the gradient."""
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    learn(policy, make_experience(logits, advantages), settings, learning_rate=1.0)
+    experience = make_experience(logits, advantages)
+    learn(policy, experience, settings, learning_rate=1.0, max_grad_norm=max_grad_norm)
     return policy.logits.detach() - logits
 
 
@@ -186,7 +188,7 @@ def test_update_policy_takes_the_reference_that_was_read_before() -> None:
     "settings", [SETTINGS, changed(SETTINGS, kl_coef=0.1, kl_placement="reward")]
 )
 def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
-    settings: UpdateSettings,
+    settings: UpdateSections,
 ) -> None:
     logits = make_logits()
     policy = TablePolicy(logits)
@@ -207,19 +209,19 @@ def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it() -> None:
 
 def test_update_policy_clips_the_gradient_and_reports_its_norm_before() -> None:
     free = move_of(ADVANTAGES)
-    settings = changed(SETTINGS, max_grad_norm=0.01)
-    clipped = move_of(ADVANTAGES, settings)
+    clipped = move_of(ADVANTAGES, max_grad_norm=0.01)
     assert clipped.norm().item() == pytest.approx(0.01, rel=1e-3)
     torch.testing.assert_close(clipped, free * (0.01 / free.norm()), atol=1e-6, rtol=1e-3)
     logits = make_logits()
-    (report,) = learn(TablePolicy(logits), make_experience(logits, ADVANTAGES), settings)
+    experience = make_experience(logits, ADVANTAGES)
+    (report,) = learn(TablePolicy(logits), experience, SETTINGS, max_grad_norm=0.01)
     assert report.metrics["optim/grad_norm"] == pytest.approx(free.norm().item(), rel=1e-5)
 
 
 def warm_adam(policy: TablePolicy, experience: Experience) -> torch.optim.Optimizer:
     """An optimizer with momentum from an earlier rollout, and weight decay."""
     optimizer = torch.optim.AdamW([policy.logits], lr=0.1, weight_decay=0.1)
-    update_policy(Trainee(policy, optimizer, ConstantRate()), experience, SETTINGS)
+    update_policy(Trainee(policy, optimizer, ConstantRate()), experience, *SETTINGS)
     return optimizer
 
 
@@ -230,7 +232,7 @@ def test_update_policy_with_equal_rewards_changes_no_weight_despite_momentum() -
     before = policy.logits.detach().clone()
     assert not torch.equal(before, logits)
     (report,) = update_policy(
-        Trainee(policy, optimizer, ConstantRate()), make_experience(before, FLAT), SETTINGS
+        Trainee(policy, optimizer, ConstantRate()), make_experience(before, FLAT), *SETTINGS
     )
     assert torch.equal(policy.logits.detach(), before)
     assert report.metrics["optim/grad_norm"] == 0.0
@@ -256,7 +258,7 @@ def test_update_policy_takes_no_step_on_rounding_alone(moved_by: str) -> None:
     experience = replace(experience, is_sampled_by_reference=moved_by != "another_policy")
     optimizer = torch.optim.Adam([policy.logits], lr=0.1)
 
-    update_policy(Trainee(policy, optimizer, ConstantRate()), experience, settings)
+    update_policy(Trainee(policy, optimizer, ConstantRate()), experience, *settings)
 
     steps = {int(state["step"]) for state in optimizer.state.values()}
     assert steps == (set() if moved_by == "nothing" else {2})
@@ -273,7 +275,7 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     values = ADVANTAGES.clone()
     values[1, 2] = bad
     broken = make_experience(before, values)
-    (report,) = update_policy(Trainee(policy, optimizer, ConstantRate()), broken, SETTINGS)
+    (report,) = update_policy(Trainee(policy, optimizer, ConstantRate()), broken, *SETTINGS)
     assert report.is_skipped
     assert not (
         math.isfinite(report.metrics["loss/total"])
@@ -282,7 +284,7 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     assert torch.equal(policy.logits.detach(), before)
     assert policy.logits.grad is None
 
-    (report,) = update_policy(Trainee(policy, optimizer, ConstantRate()), experience, SETTINGS)
+    (report,) = update_policy(Trainee(policy, optimizer, ConstantRate()), experience, *SETTINGS)
     assert not report.is_skipped
     assert not torch.equal(policy.logits.detach(), before)
     assert torch.isfinite(policy.logits).all()
@@ -294,7 +296,7 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
     reports = update_policy(
         Trainee(policy, optimizer, HalvingRate(optimizer)),
         make_experience(make_logits(), FLAT),
-        changed(SETTINGS, epochs_per_rollout=3),
+        *changed(SETTINGS, epochs_per_rollout=3),
     )
     assert [report.metrics["optim/learning_rate"] for report in reports] == [1.0, 0.5, 0.25]
 
@@ -305,7 +307,7 @@ def test_update_policy_counts_its_micro_batches() -> None:
     update_policy(
         Trainee(policy, torch.optim.SGD([policy.logits], lr=0.1), ConstantRate()),
         make_experience(make_logits(), ADVANTAGES),
-        changed(SETTINGS, epochs_per_rollout=2, micro_batch_size=4),
+        *changed(SETTINGS, epochs_per_rollout=2, micro_batch_size=4),
         count=lambda done, total: counts.append((done, total)),
     )
     # Two passes over 6 sequences, 4 at a time.
@@ -333,7 +335,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     update_policy(
         Trainee(policy, optimizer, ConstantRate(), Doubling()),
         make_experience(logits, ADVANTAGES),
-        changed(SETTINGS, micro_batch_size=3),
+        *changed(SETTINGS, micro_batch_size=3),
     )
     assert is_last_of == [False, True]
     # Both groups sum to 0, and each is one micro-batch.
@@ -343,7 +345,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     )
 
 
-def bits_of(settings: UpdateSettings, advantages: Tensor) -> tuple[Tensor, list[UpdateReport]]:
+def bits_of(settings: UpdateSections, advantages: Tensor) -> tuple[Tensor, list[UpdateReport]]:
     """Logits after one rollout, and the reports."""
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
@@ -392,7 +394,7 @@ FLAT_AND_NOT = torch.tensor([[0.0, 0.0, 0.0], [-0.25, 1.0, -0.75]])
 
 def skipped(advantages: Tensor, **changes: Any) -> tuple[Tensor, list[UpdateReport], list[int]]:
     policy = TablePolicy(make_logits())
-    settings = changed(SETTINGS, is_skipping_flat=True, **changes)
+    settings = changed(SETTINGS, skip_zero_std=True, **changes)
     reports = learn(policy, make_experience(make_logits(), advantages), settings)
     return policy.logits.detach(), reports, policy.replayed
 
@@ -462,7 +464,7 @@ def make_targets(places: Sequence[int], *, weight: float = 0.5) -> TargetTokens:
 
 
 def sft_move(
-    targets: TargetTokens | None, advantages: Tensor = FLAT, settings: UpdateSettings = SETTINGS
+    targets: TargetTokens | None, advantages: Tensor = FLAT, settings: UpdateSections = SETTINGS
 ) -> tuple[Tensor, list[UpdateReport]]:
     """Minus the gradient, and the reports."""
     logits = make_logits()
@@ -471,7 +473,7 @@ def sft_move(
     reports = update_policy(
         Trainee(policy, optimizer, ConstantRate()),
         make_experience(logits, advantages),
-        settings,
+        *settings,
         targets=targets,
     )
     return policy.logits.detach() - logits, reports
@@ -497,7 +499,7 @@ def test_the_sft_term_moves_along_the_cross_entropy_of_its_tokens() -> None:
 
 def test_the_sft_term_adds_to_the_gradient_of_the_rollout() -> None:
     targets = make_targets([0, 1])
-    both, _ = sft_move(targets, ADVANTAGES, replace(SETTINGS, micro_batch_size=1))
+    both, _ = sft_move(targets, ADVANTAGES, changed(SETTINGS, micro_batch_size=1))
     alone, _ = sft_move(None, ADVANTAGES)
     torch.testing.assert_close(
         both - alone, -0.5 * cross_entropy_gradient(targets), atol=1e-6, rtol=1e-4
@@ -517,7 +519,7 @@ def test_prompts_without_a_target_have_no_part_in_the_sft_term() -> None:
 
 def test_minibatches_have_the_target_images_of_their_prompts() -> None:
     # Plain descent at a rate at which the second update sees the weights of the first.
-    settings = replace(SETTINGS, minibatches=2)
+    settings = changed(SETTINGS, minibatches=2)
     _, reports = sft_move(make_targets([1]), ADVANTAGES, settings)
     first, second = (report.metrics["sft/cross_entropy"] for report in reports)
     assert math.isnan(first)
@@ -525,14 +527,14 @@ def test_minibatches_have_the_target_images_of_their_prompts() -> None:
 
 
 def test_flat_groups_with_the_sft_term_learn_from_it_alone() -> None:
-    settings = replace(SETTINGS, is_skipping_flat=True)
+    settings = changed(SETTINGS, skip_zero_std=True)
     targets = make_targets([0])
     moved, _ = sft_move(targets, FLAT, settings)
     torch.testing.assert_close(moved, -0.5 * cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
 
 
 def supervised_move(
-    targets: TargetTokens, settings: UpdateSettings = SETTINGS
+    targets: TargetTokens, settings: UpdateSections = SETTINGS
 ) -> tuple[Tensor, list[UpdateReport]]:
     """Minus the gradient, and the reports."""
     logits = make_logits()
@@ -540,7 +542,7 @@ def supervised_move(
     reports = update_on_targets(
         Trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate()),
         targets,
-        settings,
+        settings.train,
         num_prompts=PROMPTS,
     )
     return policy.logits.detach() - logits, reports
@@ -548,7 +550,7 @@ def supervised_move(
 
 def test_supervised_updates_move_along_the_cross_entropy() -> None:
     targets = make_targets([0, 1], weight=1.0)
-    moved, (report,) = supervised_move(targets, replace(SETTINGS, micro_batch_size=1))
+    moved, (report,) = supervised_move(targets, changed(SETTINGS, micro_batch_size=1))
     torch.testing.assert_close(moved, -cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
     expected = nn.functional.cross_entropy(
         make_logits().expand(2, -1, -1).flatten(0, 1), targets.token_ids.flatten()
@@ -559,7 +561,7 @@ def test_supervised_updates_move_along_the_cross_entropy() -> None:
 
 
 def test_supervised_minibatches_without_a_target_image_move_nothing() -> None:
-    settings = replace(SETTINGS, minibatches=2)
+    settings = changed(SETTINGS, minibatches=2)
     targets = make_targets([1], weight=1.0)
     moved, (first, second) = supervised_move(targets, settings)
     torch.testing.assert_close(moved, -cross_entropy_gradient(targets), atol=1e-6, rtol=1e-5)
@@ -598,7 +600,7 @@ def test_discarded_groups_are_not_trained_on() -> None:
         advantages=ADVANTAGES[rows][..., None],
         trained=torch.tensor([2, 0]),
     )
-    settings = replace(SETTINGS, minibatches=2)
+    settings = changed(SETTINGS, minibatches=2)
     policies = [TablePolicy(logits.clone()) for _ in range(2)]
     (*reports,) = (
         learn(policy, experience, settings)
@@ -619,8 +621,8 @@ def test_policy_gradient_is_that_of_an_unclipped_step(kl_coef: float) -> None:
     logits = make_logits()
     policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
     policy.logits.grad = torch.ones_like(logits)
-    passes = changed(settings, epochs_per_rollout=2, minibatches=2, max_grad_norm=1e-3)
-    (gradient,) = policy_gradient(policy, make_experience(logits, ADVANTAGES), passes)
+    passes = changed(settings, epochs_per_rollout=2, minibatches=2)
+    (gradient,) = policy_gradient(policy, make_experience(logits, ADVANTAGES), *passes)
     torch.testing.assert_close(gradient, -move_of(ADVANTAGES, settings))
     assert gradient.abs().max() > 0.01
     assert policy.logits.grad is None

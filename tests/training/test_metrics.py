@@ -171,7 +171,7 @@ WORK = StepWork(
     decode=20.0,
     update=100.0,
     peak_flops=200.0,
-    is_skipping_flat=False,
+    skips_zero_std=False,
 )
 
 
@@ -181,7 +181,7 @@ WORK = StepWork(
         # 4 images: 40 operations in 2 s, 80 in 1 s, 400 in 4 s, of 200 a second.
         ({}, {"rollout": 0.1, "decode": 0.4, "update": 0.5}),
         # Half of the images have an advantage.
-        ({"is_skipping_flat": True}, {"rollout": 0.1, "decode": 0.4, "update": 0.25}),
+        ({"skips_zero_std": True}, {"rollout": 0.1, "decode": 0.4, "update": 0.25}),
         # An asynchronous run: collectors work elsewhere.
         ({"rollout": 0.0, "decode": 0.0}, {"update": 0.5}),
     ],

@@ -22,7 +22,6 @@ from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.output import describe_bytes
 from glm_grpo.training.collect import with_advantages
 from glm_grpo.training.models import Models, replay_size
-from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience
 
 logger = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class CreditProbe:
     """
 
     def __init__(self, models: Models, config: Config, weights: Sequence[float]) -> None:
-        self._models, self._update, self._weights = models, update_settings(config), tuple(weights)
+        self._models, self._train, self._weights = models, config.train, tuple(weights)
         by_place = [with_advantage(config, credit="place", reward_to_go=each) for each in weights]
         self._ways = [with_advantage(config, credit="image"), *by_place]
         self._gradients: list[list[Gradient]] = []
@@ -150,7 +149,7 @@ class CreditProbe:
                 "advantage.credit=image if all batches are like this"
             )
             return
-        policy, rows = self._models.policy, self._update.micro_batch_size
+        policy, rows = self._models.policy, self._train.micro_batch_size
         gradients, places = [], policy.token_places(experience.prompts)
         with self._models.phase("update", replay_size(experience.prompts, policy, rows)):
             for config in self._ways:
@@ -160,7 +159,8 @@ class CreditProbe:
                     policy_gradient(
                         policy,
                         credited,
-                        self._update,
+                        config.loss,
+                        self._train,
                         loss_scale=LossScale.for_dtype(policy.dtype),
                     )
                 )

@@ -28,7 +28,6 @@ from glm_grpo.studio.probe.credit import (
 )
 from glm_grpo.training.collect import with_advantages
 from glm_grpo.training.models import Models
-from glm_grpo.training.steps import update_settings
 from glm_grpo.types import Experience, Rollout
 from rewards.parts import Grid
 from rewards.score import Scorer, Term
@@ -115,7 +114,7 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
                 token_places((Grid(2, 2),), Grid(2, 2)) if changes["credit"] == "place" else None
             )
             credited = with_advantages(experience, config, places)
-            (found,) = policy_gradient(models.policy, credited, update_settings(config))
+            (found,) = policy_gradient(models.policy, credited, config.loss, config.train)
             row.append(found.flatten().double())
     every = torch.stack([torch.stack(row) for row in gradients])
     expected = compare_signals(torch.einsum("aix,bjx->abij", every, every))

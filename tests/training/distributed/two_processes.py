@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,11 +15,12 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from glm_grpo.config.losses import ClippedLoss
+from glm_grpo.config.sections import TrainSection
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.grpo.update import Trainee, UpdateSettings, update_policy
+from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
@@ -29,18 +29,22 @@ from rewards.types import Prompt, RewardTable
 PROMPTS, GROUP, TOKENS, CODEBOOK = 3, 2, 4, 5
 ADVANTAGES = torch.tensor([[1.0, -1.5], [0.5, -0.25], [2.0, -1.75]])
 
-SETTINGS = UpdateSettings(
-    loss=ClippedLoss(
-        clip_low=0.05,
-        clip_high=0.05,
-        kl_coef=0.3,
-        kl_estimator="k3",
-        kl_placement="loss",
-        kl_behaviour_coef=0.2,
-    ),
-    max_grad_norm=0.25,
-    micro_batch_size=PROMPTS * GROUP,
+LOSS = ClippedLoss(
+    clip_low=0.05,
+    clip_high=0.05,
+    kl_coef=0.3,
+    kl_estimator="k3",
+    kl_placement="loss",
+    kl_behaviour_coef=0.2,
+)
+TRAIN = TrainSection(
+    steps=1,
+    seed=0,
     epochs_per_rollout=3,
+    micro_batch_size=PROMPTS * GROUP,
+    checkpoint_every=1,
+    keep_checkpoints=1,
+    eval_every=1,
 )
 
 SHARDS = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -139,9 +143,9 @@ def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
         Strategy() if processes.count == 1 else AccelerateStrategy(policy, accelerator, processes)
     )
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
-    settings = replace(SETTINGS, micro_batch_size=micro_batch_size)
-    trainee = Trainee(policy, optimizer, ConstantRate(), strategy)
-    reports = update_policy(trainee, make_experience(processes), settings)
+    train = TRAIN.model_copy(update={"micro_batch_size": micro_batch_size})
+    trainee = Trainee(policy, optimizer, ConstantRate(), strategy, max_grad_norm=0.25)
+    reports = update_policy(trainee, make_experience(processes), LOSS, train)
     return {
         "logits": policy.network.logits.tolist(),
         "reports": [dict(report.metrics) for report in reports],
