@@ -26,11 +26,11 @@ from benchmarks.timing import (
     rates,
 )
 from glm_grpo.config import Config
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
 from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
-from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience, PromptBatch
 

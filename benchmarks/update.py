@@ -37,6 +37,7 @@ from benchmarks.timing import ROOT, Labels, Result, Target, compare, option_pars
 from glm_grpo.config import Config
 from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.sections import TrainSection
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, PartConfigs
@@ -98,13 +99,6 @@ class Outcome:
     loss: float
     grad_norm: float
     entropy: float
-
-
-class ConstantRate:
-    """A schedule that does not change the learning rate."""
-
-    def step(self) -> None:
-        """Do nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -273,7 +267,10 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
     policy.encode(experience.prompts)
     if second is None:
-        trainee = Trainee(policy, optimizer, ConstantRate())
+        rate = LearningRate(
+            optimizer, peak=0.0, schedule="constant", warmup_updates=0, total_updates=1
+        )
+        trainee = Trainee(policy, optimizer, rate)
 
         def update() -> Outcome:
             (report,) = update_policy(trainee, experience, LOSS, TRAIN)

@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.update import Trainee, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.floors import update_flops
 from glm_grpo.plan.memory import BatchShape
-from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import RewardTable
 

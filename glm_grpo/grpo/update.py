@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Int64
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from glm_grpo.config.losses import AnyLoss
 from glm_grpo.config.sections import TrainSection
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.losses import LossInputs, Mismatch, grpo_loss, measure_mismatch
 from glm_grpo.grpo.minibatches import MicroBatch, split_experience, split_targets
@@ -37,29 +37,20 @@ from glm_grpo.types import (
 )
 
 
-@runtime_checkable
-class LearningRateSchedule(Protocol):
-    """Sets the optimizer's learning rate."""
-
-    def step(self) -> None:
-        """Advance by one update."""
-        ...
-
-
 @dataclass(frozen=True)
 class Trainee:
     """A policy, and what updates it.
 
     Attributes:
         optimizer: Optimizer over the policy's trainable parameters.
-        schedule: Learning-rate schedule, advanced once per update.
+        learning_rate: Sets the optimizer's rate; advanced once per update.
         strategy: Joins the processes that train together; by default there is one.
         max_grad_norm: L2 norm to which the gradient is clipped, > 0; by default it is not.
     """
 
     policy: PolicyForUpdate
     optimizer: Optimizer
-    schedule: LearningRateSchedule
+    learning_rate: LearningRate
     strategy: Strategy = field(default_factory=Strategy)
     max_grad_norm: float = math.inf
 
@@ -341,7 +332,7 @@ def _step_optimizer(
     if is_learning:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    trainee.schedule.step()
+    trainee.learning_rate.step()
     return UpdateReport(loss, grad_norm, metrics, is_skipped=not is_finite), is_learning
 
 

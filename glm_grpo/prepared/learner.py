@@ -6,6 +6,7 @@ import torch
 from torch.optim import AdamW, Optimizer
 
 from glm_grpo.config import Config
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.offload import OptimizerPart
 from glm_grpo.prepared.prepared_run import PreparedRun
@@ -15,7 +16,6 @@ from glm_grpo.run.optimizer_state import load_optimizer
 from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
 from glm_grpo.training.learner import Learner
-from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.models import Models
 from glm_grpo.training.moving_average import MovingAverage
 

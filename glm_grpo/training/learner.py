@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.update import Trainee
 from glm_grpo.models.base import Policy
 from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
-from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.moving_average import MovingAverage
 
 

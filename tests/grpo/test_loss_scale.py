@@ -11,17 +11,17 @@ from torch import Tensor
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.grpo.update import Trainee, UpdateReport, policy_gradient, update_policy
+from glm_grpo.grpo.update import UpdateReport, policy_gradient, update_policy
 from glm_grpo.types import PromptBatch, Rollout
 from tests.factories import changed
 from tests.grpo.table_policy import (
     ADVANTAGES,
     SETTINGS,
-    ConstantRate,
     TablePolicy,
     learn,
     make_experience,
     make_logits,
+    make_trainee,
 )
 
 
@@ -59,9 +59,7 @@ class HalfPolicy(TablePolicy):
 def updated(factor: float, scale: LossScale) -> tuple[Tensor, UpdateReport]:
     policy = HalfPolicy(make_logits())
     policy.factor = factor
-    trainee = Trainee(
-        policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate(), Strategy(scale)
-    )
+    trainee = make_trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), Strategy(scale))
     (report,) = update_policy(trainee, make_experience(make_logits(), ADVANTAGES), *SETTINGS)
     return policy.logits.detach(), report
 
@@ -117,9 +115,7 @@ def test_many_updates_without_overflow_raise_the_scale(first: float) -> None:
 def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> None:
     policy = HalfPolicy(make_logits())
     scale = LossScale(4.0, is_used=True)
-    trainee = Trainee(
-        policy, torch.optim.SGD([policy.logits], lr=1.0), ConstantRate(), Strategy(scale)
-    )
+    trainee = make_trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), Strategy(scale))
     # Finite in the first update; times 4 above 65,504 in the second.
     factors = iter([1.0, 3e5])
     settings = changed(SETTINGS, epochs_per_rollout=2)

@@ -10,6 +10,7 @@ from glm_grpo.errors import (
     StorageError,
     aftermath_of,
 )
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
@@ -18,7 +19,6 @@ from glm_grpo.terminal import explain
 from glm_grpo.training.distributed.processes import ALONE, Failure, Processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
 from glm_grpo.training.learner import Learner
-from glm_grpo.training.learning_rate import LearningRate
 from glm_grpo.training.saver import CheckpointSaver
 from rewards.types import RewardError
 

@@ -18,6 +18,7 @@ from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.sections import TrainSection
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
+from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import Trainee, update_policy
@@ -96,10 +97,6 @@ class TablePolicy:
         return picked(table(5).log_softmax(-1), rollout.token_ids.flatten(0, 1)[rows])
 
 
-class ConstantRate:
-    def step(self) -> None: ...
-
-
 def table(seed):
     return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
 
@@ -144,7 +141,8 @@ def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     )
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
     train = TRAIN.model_copy(update={"micro_batch_size": micro_batch_size})
-    trainee = Trainee(policy, optimizer, ConstantRate(), strategy, max_grad_norm=0.25)
+    rate = LearningRate(optimizer, peak=0.5, schedule="constant", warmup_updates=0, total_updates=1)
+    trainee = Trainee(policy, optimizer, rate, strategy, max_grad_norm=0.25)
     reports = update_policy(trainee, make_experience(processes), LOSS, train)
     return {
         "logits": policy.network.logits.tolist(),
