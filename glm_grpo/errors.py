@@ -87,11 +87,7 @@ class Errors:
             self._collected |= {str(part): part for part in error.parts or (error,)}
 
     def raise_all(self) -> None:
-        """Raise a single error as it is, several as one.
-
-        Raises:
-            GlmGrpoError: There are errors.
-        """
+        """Raise a single error as it is, several as one."""
         if len(self._collected) == 1:
             raise next(iter(self._collected.values()))
         if self._collected:

@@ -15,9 +15,6 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
 
     Returns:
         A scorer whose terms are in the order of `KINDS`, and by name within a kind.
-
-    Raises:
-        RewardError: A term's weights are missing or do not match.
     """
     weights = config.weights()
     terms = [
@@ -36,11 +33,7 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
 
 
 def build_reward(options: TermConfig, device: torch.device) -> Reward:
-    """Build one term; files of weights are loaded only as tensors.
-
-    Raises:
-        RewardError: Its weights are missing or do not match.
-    """
+    """Build one term; files of weights are loaded only as tensors."""
     if options.is_users_program:
         return options.build(device)
     with loads_tensors_alone():

@@ -142,9 +142,6 @@ def with_functions(
         reward: The section's values.
         functions: By the name of the term. A function replaces a term of its name and keeps the
             weight; None leaves the term out.
-
-    Raises:
-        RewardError: There is no such term to leave out.
     """
     terms = reward.get("terms")
     found = dict(terms) if isinstance(terms, Mapping) else {}

@@ -93,9 +93,6 @@ def read_key(variable: str, *, option: str, remedy: str) -> str:
     Args:
         option: Config option that names the variable, for errors.
         remedy: What users can do instead of exporting it.
-
-    Raises:
-        RewardError: It is not set, or does not contain a valid key, which httpx would quote.
     """
     key = os.environ.get(variable, "")
     if not _KEY.fullmatch(key):

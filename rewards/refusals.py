@@ -83,10 +83,6 @@ def check_refusals(
         refusals: Those of the whole step.
         table: Scores of the step, or of a part of it.
         pixels: Images of the table.
-
-    Raises:
-        RewardError: It refuses more than one image, and more than `MOST_REFUSED` of them. Has those
-            of the table.
     """
     for column, each in enumerate(refusals):
         if each.count > max(1, MOST_REFUSED * each.images):

@@ -55,10 +55,6 @@ def serve(
             environment.
         port: Port; 0: any free port.
         announce: Called with the URL when requests are answered.
-
-    Raises:
-        RewardError: The server's libraries are not installed, it cannot listen at the address, the
-            address needs a token, or the term cannot be built.
     """
     try:
         from rewards.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)

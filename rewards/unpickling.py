@@ -24,9 +24,6 @@ def loads_tensors_alone() -> Iterator[None]:
     This overrides the caller: EasyOCR and torchvision allow arbitrary pickles, even in a folder
     that other programs write to. It affects the whole process, so nothing else should load anything
     meanwhile.
-
-    Raises:
-        RewardError: A file was refused, and the loader did not explain why.
     """
     before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORBID)}
     os.environ[_FORCE] = "1"

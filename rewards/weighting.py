@@ -37,10 +37,6 @@ def combine(
     Args:
         untrained: See `contributions`; given for evaluations, whose totals are compared across
             steps.
-
-    Raises:
-        RewardError: A total overflows float32 (the message names the image and its scores), or a
-            term has no scale.
     """
     totals = contributions(table, mode=mode, untrained=untrained).sum(dim=-1)
     for row, image in (~totals.isfinite() & ~is_left_out(table)).nonzero().tolist():
@@ -94,9 +90,6 @@ def contributions(
 
     Args:
         untrained: Raw scores of the untrained model by the same terms; ignored by `weighted_sum`.
-
-    Raises:
-        RewardError: A term with a weight applies to a prompt here, but to none in `untrained`.
     """
     scores = table.raw
     if mode != "weighted_sum" and untrained is not None:

@@ -34,11 +34,7 @@ _PRIVATE: Mapping[str, str] = {
 
 
 def require_ray() -> None:
-    """Refuse an asynchronous run if Ray is not installed.
-
-    Raises:
-        ConfigError: Ray is not installed.
-    """
+    """Refuse an asynchronous run if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "train.mode = 'async': its collectors run under Ray, which is not installed; run `pip "

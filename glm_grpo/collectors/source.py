@@ -96,12 +96,7 @@ class AsynchronousSource:
     def next_experience(
         self, step: int, clock: PhaseClock
     ) -> tuple[Experience, Mapping[str, float]]:
-        """Wait for the experience of a step, and mark it if an older policy sampled it.
-
-        Raises:
-            RewardError: A term failed in a collector; the message names term, prompt and image.
-            GlmGrpoError: A collector failed otherwise, or collectors died repeatedly.
-        """
+        """Wait for the experience of a step, and mark it if an older policy sampled it."""
         clock.announce("waiting")
         started = self._now()
         with self._changed:

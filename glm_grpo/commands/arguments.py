@@ -111,9 +111,6 @@ def parse_fractions(words: Sequence[str], *, option: str) -> list[float]:
     Args:
         words: Words given with the option.
         option: Name of the option, for errors.
-
-    Raises:
-        ConfigError: A word is not such a number.
     """
     fractions = []
     for each in words:
@@ -135,9 +132,6 @@ def parse_weights(words: Sequence[str], *, option: str) -> dict[str, float]:
     Args:
         words: Words given with the option.
         option: Name of the option, such as `--weights`, for errors.
-
-    Raises:
-        ConfigError: A word has another form, repeats a term, or is not a finite number.
     """
     weights: dict[str, float] = {}
     for each in words:

@@ -23,11 +23,7 @@ from rewards.weighting import Mode, placed_share
 
 
 def check_config(config: Config) -> Iterator[str]:
-    """Check everything that can be checked before a run, cheapest first; yields the findings.
-
-    Raises:
-        GlmGrpoError, RewardError: Raised by the first check that fails.
-    """
+    """Check everything that can be checked before a run, cheapest first; yields the findings."""
     quiet_libraries()
     yield "config: every key is known and in range"
     yield f"processes: {_described_processes(config)}"

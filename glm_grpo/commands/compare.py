@@ -20,10 +20,6 @@ def compare_runs(
     Args:
         given: Run folders, or folders of runs; also weights, such as `ocr=0.5`.
         weights: Words after `--weights`, which takes all that follow it, runs too.
-
-    Raises:
-        ConfigError: A weight has another form.
-        GlmGrpoError: A run cannot be read or compared.
     """
     # A path takes precedence: a run's folder may be named after its override.
     short = [str(run) for run in given if is_weight(str(run)) and not run.exists()]

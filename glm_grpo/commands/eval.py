@@ -77,11 +77,6 @@ def evaluate_run(
 
     Returns:
         A run folder with both evaluations, their pictures and a gallery.
-
-    Raises:
-        CheckpointError: The path contains no run or no intact checkpoint.
-        ConfigError: An override is refused, or the folder is not empty.
-        StorageError: The folder cannot be written.
     """
     quiet_libraries()
     found = find_checkpoint(run)

@@ -34,11 +34,6 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
 
     Returns:
         Lines on what was written, how to load it, and any warnings.
-
-    Raises:
-        ConfigError: An adapter is requested, but none was trained, or the folder is not empty.
-        CheckpointError: The path contains no run or no intact checkpoint.
-        StorageError: The folder cannot be written.
     """
     refuse_taken(directory)
     config = read_config_at(run)
@@ -99,11 +94,6 @@ def _export_model(
 
     Returns:
         Path of the page, which shows how to generate an image.
-
-    Raises:
-        ModelError: The original model of the run cannot be loaded.
-        CheckpointError: The tensors do not match it.
-        StorageError: The folder cannot be written.
     """
     base, family = model.path, model.family
     pipeline = family.load_pipeline(base, dtype=DTYPES[config.model.dtype])

@@ -31,11 +31,6 @@ def rewrite_gallery(
 
     Yields:
         The path of each output after it is written.
-
-    Raises:
-        CheckpointError: The folder contains no run.
-        StorageError: Reading or writing failed; not raised if the run is read-only and has a
-            gallery, which then stays unchanged.
     """
     folder = RunFolder(run)
     refuse_no_run(folder)

@@ -124,10 +124,6 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     Args:
         folder: New or empty.
         name: Config to build on.
-
-    Raises:
-        ConfigError: There is no such config, or the folder is not empty.
-        StorageError: The folder cannot be written.
     """
     # These prompts replace whatever the config asks for.
     paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]

@@ -101,11 +101,6 @@ def plan_config(
         device: Device; None: there is no accelerator, and everything is in CPU memory.
         processes: Processes that train together; values are for the one with the largest part.
         measured: A run of this config, whose seconds are shown next to the floors.
-
-    Raises:
-        StorageError: The records of `measured` cannot be read, or are too few.
-        ModelError: The run exceeds `memory`, or the model's configs are not available.
-        ConfigError: This many processes cannot run it.
     """
     model = find_model(config.model.path)
     of_model = model.planner()

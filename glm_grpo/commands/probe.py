@@ -57,10 +57,6 @@ def probe_config(
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
         weights: Compare gradients with credit by image and by place, also with these values of
             `advantage.reward_to_go`; None: compare none.
-
-    Raises:
-        ConfigError: Gradients are of too few batches, or take too much memory.
-        GlmGrpoError, RewardError: As in a run.
     """
     if (directory / "index.html").exists():
         logger.warning("%s holds a probe, which is replaced; --output names another", directory)
@@ -80,11 +76,7 @@ def probe_config(
 
 
 def _has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
-    """Whether credit by place can differ from credit by image here.
-
-    Raises:
-        ConfigError: There are too few batches to compare.
-    """
+    """Whether credit by place can differ from credit by image here."""
     if config.loss.kind == "gmpo":
         logger.warning(
             "--credit: nothing to compare, because credit by place is not available with "
@@ -116,11 +108,7 @@ def _whole(config: Config, batches: Sequence[PromptBatch]) -> list[PromptBatch]:
 def _build_credit(
     config: Config, models: Models, batches: Sequence[PromptBatch], weights: Sequence[float]
 ) -> CreditProbe:
-    """Build the comparison of gradients, and log what it costs.
-
-    Raises:
-        ConfigError: The gradients take too much memory.
-    """
+    """Build the comparison of gradients, and log what it costs."""
     whole = _whole(config, batches)
     weights = credits_compared(config.advantage.reward_to_go, weights)
     needed = gradient_bytes(models.policy, batches=len(whole), weights=weights)

@@ -14,12 +14,7 @@ from glm_grpo.studio.rescore.tables import print_rescoring
 
 
 def rescore_run(run: Path, overrides: Sequence[str]) -> None:
-    """Print the changes.
-
-    Raises:
-        ConfigError: An override cannot be used, or changes nothing.
-        GlmGrpoError: The run cannot be read.
-    """
+    """Print the changes."""
     folder = RunFolder(run)
     rescoring = rescore(folder, overrides)
     if not rescoring.changes:

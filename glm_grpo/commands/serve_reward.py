@@ -13,12 +13,7 @@ from rewards.serve import serve
 def serve_term(
     config: Config, name: str, *, host: str, port: int, announce: Callable[[str], None]
 ) -> None:
-    """Serve one term of the config over HTTP until Ctrl-C or SIGTERM.
-
-    Raises:
-        ConfigError: The config has no such term.
-        RewardError: The term cannot be built, or the server cannot listen at the address.
-    """
+    """Serve one term of the config over HTTP until Ctrl-C or SIGTERM."""
     terms = config.reward.terms
     if name not in terms:
         raise ConfigError(

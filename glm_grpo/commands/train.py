@@ -45,9 +45,7 @@ def run_training(config: Config) -> RunFolder:
         The run folder.
 
     Raises:
-        ConfigError: The launched processes, or a tracker, cannot be used.
         PeerError: Another process of the run failed.
-        GlmGrpoError, RewardError: Reading, loading or writing failed.
     """
     accelerator = make_accelerator()
     processes = current_processes()
@@ -146,11 +144,7 @@ def _devices_of(prepared: PreparedRun) -> str:
 
 
 def _check_launch(config: Config, processes: Processes) -> None:
-    """Refuse processes that cannot run the config; all but the main one then log only problems.
-
-    Raises:
-        ConfigError: The message says what to start instead.
-    """
+    """Refuse processes that cannot run the config; all but the main one then log only problems."""
     refuse_separate_processes(processes.count, os.environ)
     if not processes.is_main:
         logging.disable(logging.INFO)

@@ -70,9 +70,6 @@ def compose_config(
             use the package's configs only.
         name: Config name; None: see `choose_config`.
         overrides: As on the command line; `ocr=0.5` means `reward.terms.ocr.weight=0.5`.
-
-    Raises:
-        ConfigError: The name or an override is unknown, or a value is refused.
     """
     folder, name = choose_config(config_dir, name, overrides)
     find_packaged_configs()
@@ -92,9 +89,6 @@ def resolve_config(composed: DictConfig) -> Config:
 
     Args:
         composed: The task's config with unresolved interpolations.
-
-    Raises:
-        ConfigError: Names every refused key with its value and the rule.
     """
     with composition_errors():
         values: Any = OmegaConf.to_container(composed, resolve=True)
@@ -206,9 +200,6 @@ def choose_config(
         overrides: Without folder and name, `train.resume=RUN` among these chooses that run's own
             config, unless others add a key, remove one or choose a file of a group: these belong to
             the config that the run was composed from.
-
-    Raises:
-        ConfigError: There is no such folder, or a base of the config overrides all of its file.
     """
     if config_dir is None and name is None and not any(map(_composes, overrides)):
         config_dir = _resumed_run(overrides)
@@ -322,9 +313,6 @@ def parse_override(override: str) -> tuple[str, object]:
 
     Args:
         override: `key=value`.
-
-    Raises:
-        ConfigError: The override does not have that form.
     """
     with composition_errors():
         (parsed,) = OverridesParser.create().parse_overrides([_expand_home(override)])
@@ -353,9 +341,6 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
 
     Args:
         overrides: As typed, to find misspelled keys.
-
-    Raises:
-        ConfigError: Hydra's message, and the keys that were probably meant.
     """
     try:
         yield

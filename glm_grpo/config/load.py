@@ -29,9 +29,6 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
         values: The sections.
         is_stored: Whether these are the values of an existing run, which can still be read if its
             keys had other names, or `estimator_problems` were allowed.
-
-    Raises:
-        ConfigError: Names every refused key with its value and the rule.
     """
     if isinstance(values, Mapping):
         if is_stored:
@@ -56,9 +53,6 @@ def check_yaml(content: bytes, place: str) -> None:
 
     Args:
         place: Path of the file, for errors.
-
-    Raises:
-        ConfigError: There is one, or the content is not UTF-8.
     """
     try:
         text = content.decode()
@@ -112,11 +106,7 @@ def to_yaml(config: Config) -> str:
 
 
 def from_yaml(text: str) -> Config:
-    """Read a config written by `to_yaml`.
-
-    Raises:
-        ConfigError: The text is not YAML, or a key is refused.
-    """
+    """Read a config written by `to_yaml`."""
     check_yaml(text.encode(), "The stored config")
     try:
         # Stored values are resolved; interpolating could read settings of this machine. The C

@@ -178,11 +178,7 @@ class CustomLoss(LossSettings):
         return False
 
     def load(self) -> Callable[..., Any]:
-        """Import the function.
-
-        Raises:
-            ConfigError: It cannot be imported.
-        """
+        """Import the function."""
         try:
             return load_function(self.function, self.folder)
         except RewardError as error:

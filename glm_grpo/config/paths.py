@@ -21,9 +21,6 @@ def local_paths(config: Config) -> dict[str, Path]:
 
     Returns:
         Absolute path by dotted key, such as `data.path` or `reward.terms.aesthetic.head`.
-
-    Raises:
-        RewardError: A `pkg://` path names a package that is not installed.
     """
     named = {
         "model.path": None if config.model.path == TINY else config.model.path,

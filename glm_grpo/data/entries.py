@@ -44,9 +44,6 @@ def verify_picture(source: PictureSource, origin: str) -> tuple[int, int]:
 
     Returns:
         Width and height as it is shown, pixels.
-
-    Raises:
-        DataError: The picture is missing, unreadable, damaged or too large.
     """
     return _open(source, origin).size
 
@@ -57,9 +54,6 @@ def refuse_long_source(source: PictureSource, size: tuple[int, int], origin: str
     Args:
         size: Width and height, from `verify_picture`.
         origin: The file and line that name it, for the error.
-
-    Raises:
-        DataError: The sides differ by more than a factor of 4.
     """
     width, height = size
     if max(width, height) > LARGEST_ASPECT * min(width, height):
@@ -77,9 +71,6 @@ def load_picture(
 
     See `rewards.pictures.fit_pixels` for cropping, and `open_rgb` for transparency, orientation and
     colour profile.
-
-    Raises:
-        DataError: As for `verify_picture`.
     """
     return fit_pixels(_open(source, origin), height=height, width=width)
 
@@ -118,9 +109,6 @@ def refuse_reserved(entry: PromptEntry, tokens: ReservedTokens) -> None:
     Such a token would start an image, or announce one that does not exist, in the middle of a
     prompt. Some tokens are refused only in the texts that the model finds. The `text` field never
     reaches a tokenizer of the model.
-
-    Raises:
-        DataError: The prompt contains one; the message names file, line and token.
     """
     rule = tokens.text_rule
     quoted = "" if rule is None else "\n".join(rule.find(entry.prompt))
@@ -143,9 +131,6 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
         position: Position of the row in its file, from 0; used as its name if it has no `id`.
         sources: Number of source pictures per prompt; at 0 the source fields are not read, since a
             column of that name may contain anything.
-
-    Raises:
-        DataError: A field cannot be used; the message names file, line, rule and remedy.
     """
     prompt = _read_string(row, "prompt", row.fields.get("prompt")).strip()
     if not prompt:

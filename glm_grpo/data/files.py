@@ -169,10 +169,6 @@ def read_rows(path: str) -> Iterator[Row]:
     - a folder with `metadata.jsonl` (image folder of Hugging Face datasets);
     - a folder with `prompts.txt` and `target_images/0.png`, `1.png`, ...: one picture per line;
     - anything else of the form `owner/name`: the `train` split of a hub data set.
-
-    Raises:
-        DataError: The path does not exist, cannot be parsed (the message names the line), or
-            contains no rows.
     """
     is_empty = True
     for row in _find_reader(path)():

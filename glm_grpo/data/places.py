@@ -22,9 +22,6 @@ def check_prompt_places(config: Config, config_dir: Path | None) -> None:
 
     Args:
         config_dir: Folder of the config; None for the package's.
-
-    Raises:
-        DataError: `data.path` or `data.eval_path` does not exist.
     """
     for key, path in (("path", config.data.path), ("eval_path", config.data.eval_path)):
         if path.startswith(EMBEDDED) or may_be_hub_id(path) or Path(path).exists():

@@ -181,10 +181,6 @@ def load_prompts(
         reserved: Texts of special tokens, which no prompt may contain; None for a model without
             any.
         sources: Number of source pictures per prompt; 0 for text-to-image.
-
-    Raises:
-        DataError: Rows cannot be used; the message names file, line, rule and remedy of ten of
-            them at most.
     """
     entries: list[PromptEntry] = []
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
@@ -334,11 +330,7 @@ def shared_rows(held_out: PromptSource, training: PromptSource) -> list[int]:
 
 
 def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) -> None:
-    """Check that the set has enough prompts for a batch.
-
-    Raises:
-        DataError: The set holds fewer prompts than a step takes.
-    """
+    """Check that the set has enough prompts for a batch."""
     if prompts_per_step > len(prompt_set):
         raise DataError(
             f"rollout.prompts_per_step {prompts_per_step}: {prompt_set.path} contains only "
@@ -359,9 +351,6 @@ def batch_for_step(
     Args:
         prompt_set: Prompts to deal from, at least P.
         step: Training step, from 1.
-
-    Raises:
-        DataError: The set holds fewer than P prompts.
     """
     check_prompts_suffice(prompt_set, prompts_per_step=prompts_per_step)
     rows = _rows_of_step(len(prompt_set), step=step, seed=seed, prompts_per_step=prompts_per_step)

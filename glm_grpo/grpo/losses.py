@@ -205,11 +205,7 @@ def corrected_kl_estimate(
 
 
 def custom_loss(inputs: LossInputs, options: CustomLoss) -> LossOutput:
-    """Result of the user's function.
-
-    Raises:
-        ConfigError: The function cannot be imported, or does not return a loss.
-    """
+    """Result of the user's function."""
     function = options.load()
     with defaults_kept(f"loss.function = {options.function}"):
         found = function(inputs)

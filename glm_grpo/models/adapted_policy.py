@@ -357,11 +357,7 @@ class AdaptedPolicy(Policy):
 
     @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load initial weights, named as in `state_tensors`, into policy and reference.
-
-        Raises:
-            CheckpointError: Names or shapes do not match this model.
-        """
+        """Load initial weights, named as in `state_tensors`, into policy and reference."""
         self.load_state_tensors(tensors)
         if self._reference is not None:
             self._reference.load_state_dict(self.network.state_dict())
@@ -395,11 +391,7 @@ class AdaptedPolicy(Policy):
         return dict(self.network.state_dict())
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state_tensors` returned.
-
-        Raises:
-            CheckpointError: Names or shapes do not match this model.
-        """
+        """Restore what `state_tensors` returned."""
         expected = {name: tensor.shape for name, tensor in self.state_tensors().items()}
         found = {name: tensor.shape for name, tensor in tensors.items()}
         if expected != found:

@@ -37,11 +37,7 @@ def unused_key_problems(config: Config, keys: Iterable[str], *, name: str) -> li
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Raise an error that describes all problems; nothing if there are none.
-
-    Raises:
-        ConfigError: There are problems.
-    """
+    """Raise an error that describes all problems; nothing if there are none."""
     if problems:
         raise ConfigError(describe_problems(problems))
 

@@ -39,11 +39,7 @@ class FoundModel:
     path: str
 
     def planner(self) -> Planner:
-        """Planner for runs of the model.
-
-        Raises:
-            ModelError: The model's configs are not available.
-        """
+        """Planner for runs of the model."""
         return self.family.build_planner(self.path)
 
     def known_planner(self) -> Planner | None:
@@ -58,9 +54,6 @@ def find_model(path: str) -> FoundModel:
     """Find a model by `model.path`: `tiny`, a folder, or a hub id.
 
     What belongs to no family is left to GLM-Image, which says what it lacks.
-
-    Raises:
-        ConfigError: It is a Janus in its original layout.
     """
     if path == TINY:
         embedded = files("glm_grpo.tiny") / "weights" / "pipeline"

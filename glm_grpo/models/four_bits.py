@@ -25,9 +25,6 @@ def options_for_4_bits(
         device: Device that quantises, and then holds the whole model. Naming one device keeps
             accelerate from adding hooks that move modules on their own.
         kept: Paths of the modules to keep unquantised.
-
-    Raises:
-        ModelError: bitsandbytes is not installed.
     """
     if not is_bitsandbytes_available():
         raise ModelError(

@@ -29,9 +29,6 @@ def find_folder(path: str, fetch: Callable[[], str]) -> Path:
     Args:
         path: A folder, or a hub id.
         fetch: Downloads the hub id's files into the cache and returns their folder.
-
-    Raises:
-        ConfigError: The path is neither, or the hub cannot be reached.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -62,9 +59,6 @@ def damage_named(place: Path) -> Iterator[None]:
 
     Args:
         place: File that is read inside, or folder of a part.
-
-    Raises:
-        ModelError: The file cannot be read.
     """
     try:
         yield
@@ -75,11 +69,7 @@ def damage_named(place: Path) -> Iterator[None]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file.
-
-    Raises:
-        ModelError: The file is missing, or contains something else.
-    """
+    """Read the object in a JSON file."""
     if not path.is_file():
         raise ModelError(f"{path}: no such file; {FETCH_AGAIN}")
     with damage_named(path):
@@ -93,9 +83,6 @@ def check_files(folder: Path) -> None:
     """Refuse incompletely downloaded files in a folder.
 
     For weights, reads the header, which contains the length of the file.
-
-    Raises:
-        ModelError: A file is incomplete; the message names it.
     """
     for path in sorted(folder.glob("*")):
         if path.suffix not in (".json", ".jinja", ".safetensors"):
@@ -114,11 +101,7 @@ def check_files(folder: Path) -> None:
 
 
 def refuse_missing(place: Path, missing: Iterable[str]) -> None:
-    """Refuse weights that lack parameters; the library itself reports those of a wrong shape.
-
-    Raises:
-        ModelError: Some are missing.
-    """
+    """Refuse weights that lack parameters; the library itself reports those of a wrong shape."""
     names = sorted(missing)
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -135,9 +118,6 @@ def check_ids(place: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Non
     Args:
         place: Folder of the tokenizer.
         size: Entries of the embedding.
-
-    Raises:
-        ModelError: They are of different revisions.
     """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if largest >= size:

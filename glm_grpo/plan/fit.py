@@ -114,11 +114,7 @@ class ConfigPlanner:
         self._processes = processes
 
     def plan(self, config: Config) -> MemoryPlan:
-        """Plan memory by phase.
-
-        Raises:
-            RewardError: A term names a network that does not exist.
-        """
+        """Plan memory by phase."""
         return plan_memory(
             self._planner,
             self._effective(config),
@@ -128,12 +124,7 @@ class ConfigPlanner:
         )
 
     def refuse_misfit(self, config: Config) -> None:
-        """Refuse what the processes, or their devices, cannot run.
-
-        Raises:
-            ConfigError: 4-bit weights are requested without an accelerator, or this many processes
-                cannot run the config.
-        """
+        """Refuse what the processes, or their devices, cannot run."""
         refuse_without_accelerator(
             config.model.quantization, is_on_accelerator=self._is_on_accelerator
         )

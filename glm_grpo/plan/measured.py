@@ -25,9 +25,6 @@ def measured_seconds(folder: RunFolder) -> dict[str, float]:
     """Median seconds by phase, `between phases` and `step`, over all steps but the first.
 
     The first step also compiles, selects kernels and runs the self-check.
-
-    Raises:
-        StorageError: There are no such steps, or they cannot be read.
     """
     steps = [
         {
@@ -63,9 +60,6 @@ def measured_table(
         folder: Folder of a run with the same config as the floors.
         device: Device on which the run is assumed to have run.
         is_asynchronous: Whether phases overlap, so that they do not add up to a step.
-
-    Raises:
-        StorageError: As for `measured_seconds`.
     """
     seconds = measured_seconds(folder)
     step, between = seconds.pop("step"), seconds.pop(_BETWEEN)

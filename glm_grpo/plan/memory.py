@@ -109,9 +109,6 @@ def plan_memory(
         prompt_tokens: Tokens of the longest prompt.
         is_on_accelerator: Whether there is an accelerator; it also selects the optimizer's
             implementation, as torch does.
-
-    Raises:
-        RewardError: A term names a network that does not exist.
     """
     language, model = planner.language, config.model
     dtype, scorers = DTYPES[model.dtype], scorer_sizes(config.reward.terms.values())

@@ -13,11 +13,7 @@ from glm_grpo.models.planning import Parallelism
 
 
 def refuse_for_processes(config: Config, processes: Parallelism) -> None:
-    """Refuse what this many processes, or shards, cannot run.
-
-    Raises:
-        ConfigError: The message names the key and what to change.
-    """
+    """Refuse what this many processes, or shards, cannot run."""
     if config.rollout.prompts_per_step < processes.count:
         raise ConfigError(
             f"rollout.prompts_per_step is {config.rollout.prompts_per_step}: each of the "
@@ -71,9 +67,6 @@ def refuse_without_accelerator(quantization: str | None, *, is_on_accelerator: b
 
     Args:
         is_on_accelerator: Whether there is an accelerator.
-
-    Raises:
-        ConfigError: 4-bit weights are requested without an accelerator.
     """
     if quantization is not None and not is_on_accelerator:
         raise ConfigError(

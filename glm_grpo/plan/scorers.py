@@ -9,11 +9,7 @@ from rewards.base import TermConfig
 
 
 def scorer_sizes(terms: Iterable[TermConfig]) -> ScorerSizes:
-    """Memory of the terms' weights, in fp32.
-
-    Raises:
-        RewardError: A term names a CLIP architecture that does not exist.
-    """
+    """Memory of the terms' weights, in fp32."""
     movable = on_cpu = 0
     for term in terms:
         size = term.memory_bytes()

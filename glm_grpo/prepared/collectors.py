@@ -21,11 +21,7 @@ from glm_grpo.training.models import Models
 
 
 def load_collector_models(config: Config) -> Models:
-    """Load a collector's models onto its accelerator, or onto the CPU.
-
-    Raises:
-        GlmGrpoError, RewardError: Loading failed.
-    """
+    """Load a collector's models onto its accelerator, or onto the CPU."""
     # Ray does not hide accelerators from a process that asked for none.
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")

@@ -38,11 +38,7 @@ def load_models(
         is_sharded: Whether the engine places the policy's weights in shards.
 
     Raises:
-        ConfigError: 4-bit weights are requested without an accelerator, or the function of a custom
-            loss cannot be imported.
         MemoryLimitError: Memory ran out.
-        ModelError: The model cannot be loaded.
-        RewardError: A term cannot be built.
     """
     if isinstance(config.loss, CustomLoss):
         config.loss.load()

@@ -78,9 +78,6 @@ class PreparedRun:
 
         Args:
             needs_reference: Whether to keep a reference; None: if the run uses it.
-
-        Raises:
-            GlmGrpoError, RewardError: Loading failed.
         """
         if needs_reference is None:
             needs_reference = self.config.needs_reference
@@ -95,11 +92,7 @@ class PreparedRun:
         return models
 
     def check_scored(self, models: Models) -> list[str]:
-        """Refuse prompts that no term can score; returns lines on terms that apply to few.
-
-        Raises:
-            RewardError: See `Scorer.check_prompts`.
-        """
+        """Refuse prompts that no term can score; returns lines on terms that apply to few."""
         return check_scored(self.config, models.scorer, self.prompts)
 
 
@@ -120,7 +113,6 @@ def prepare(
         resumed: The run that goes on; None: a new one.
 
     Raises:
-        GlmGrpoError: A check failed; those of model, prompts and terms are reported together.
         PeerError: A check failed in another process.
     """
     accelerator = accelerator or make_accelerator()
@@ -188,11 +180,7 @@ def _holds_start(checkpoint: Checkpoint | None, config: Config) -> bool:
 
 
 def _check_parts(config: Config) -> tuple[FoundModel, Prompts]:
-    """Check model, prompts and terms, none of which needs another.
-
-    Raises:
-        GlmGrpoError: Checks failed; several are reported together.
-    """
+    """Check model, prompts and terms, none of which needs another."""
     errors, reserved = Errors(), ReservedTokens()
     with errors.collecting():
         model = find_model(config.model.path)

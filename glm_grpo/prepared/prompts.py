@@ -37,9 +37,6 @@ def read_prompts(config: Config, reserved: ReservedTokens) -> Prompts:
 
     Args:
         reserved: Texts that no prompt may contain.
-
-    Raises:
-        DataError: A prompt cannot be used, or there are fewer than a step takes.
     """
     errors = Errors()
     with errors.collecting():

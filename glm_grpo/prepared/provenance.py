@@ -73,10 +73,6 @@ def describe_provenance(
         held_out: Its held-out prompts.
         training: Its training prompts; None for an evaluation.
         devices: What it is trained on.
-
-    Raises:
-        StorageError: A file cannot be read.
-        RewardError: A scorer in another process does not answer.
     """
     digests, shared = _digest_prompts(held_out), None
     if training is not None:
@@ -156,11 +152,6 @@ def keep_provenance(
         provenance: What the run would be trained with now.
         config: Its config as given.
         done: Steps of the checkpoint from which it is resumed; None: it begins.
-
-    Raises:
-        CheckpointError: Other held-out prompts; or other training prompts, model, files or code,
-            without `train.resume_with_changes`.
-        StorageError: The provenance cannot be read or written.
     """
     stored, notes = read_provenance(folder), read_config(folder).run.notes
     # Without a checkpoint, everything recorded is replaced.

@@ -21,9 +21,6 @@ def check_used(config: Config, prompts: Prompts) -> None:
     """Refuse terms with a weight that apply to no training prompt, as far as the config tells.
 
     Their weight would go to the others. A run that began so may be resumed.
-
-    Raises:
-        ConfigError: There are such terms; the message says what the prompts lack.
     """
     reward, training = config.reward, prompts.training
     if config.train.method == "sft" or config.train.resume is not None:
@@ -63,11 +60,7 @@ def check_used(config: Config, prompts: Prompts) -> None:
 
 
 def check_targets(config: Config, prompts: Prompts) -> None:
-    """Refuse to learn from target images where no training prompt has one.
-
-    Raises:
-        ConfigError: No training prompt has one.
-    """
+    """Refuse to learn from target images where no training prompt has one."""
     if not config.reads_targets or prompts.training.has_targets():
         return
     key, value, remedy = (
@@ -85,11 +78,7 @@ def check_targets(config: Config, prompts: Prompts) -> None:
 
 
 def check_scored(config: Config, scorer: Scorer, prompts: Prompts) -> list[str]:
-    """Refuse prompts that no term can score; returns lines on terms that apply to few prompts.
-
-    Raises:
-        RewardError: See `Scorer.check_prompts`.
-    """
+    """Refuse prompts that no term can score; returns lines on terms that apply to few prompts."""
     lines = []
     for of, prompt_set in prompts.named():
         is_training = prompt_set is prompts.training

@@ -59,12 +59,7 @@ def _refuse_absent(path: str) -> None:
 
 
 def find_start(config: Config) -> FoundCheckpoint | None:
-    """Find and verify the checkpoint in `model.start_from`; None if it is not set.
-
-    Raises:
-        ConfigError: Its run trained another kind of weights.
-        CheckpointError: There is no intact checkpoint.
-    """
+    """Find and verify the checkpoint in `model.start_from`; None if it is not set."""
     path = config.model.start_from
     if path is None:
         return None
@@ -82,11 +77,7 @@ def find_start(config: Config) -> FoundCheckpoint | None:
 
 
 def begin_with(models: Models, start: FoundCheckpoint | None) -> None:
-    """Load the weights of a checkpoint into policy and reference.
-
-    Raises:
-        CheckpointError: They do not match the model.
-    """
+    """Load the weights of a checkpoint into policy and reference."""
     if start is not None:
         with start.checkpoint.named():
             models.policy.start_from(start.evaluated())

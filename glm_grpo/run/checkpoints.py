@@ -140,8 +140,6 @@ def save_checkpoint(
         metadata: JSON values, kept in the manifest.
 
     Raises:
-        StorageError: Writing failed, for instance on a full or read-only disk; earlier checkpoints
-            stay.
         NonFiniteError: A tensor contains a value that is not finite; earlier checkpoints stay.
     """
     path = folder.checkpoint_dir(step)
@@ -162,11 +160,7 @@ def save_checkpoint(
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Verify that a checkpoint has all its files; safetensors refuses a truncated one.
-
-    Raises:
-        CheckpointError: A file is missing, truncated or not a tensor file; the message names it.
-    """
+    """Verify that a checkpoint has all its files; safetensors refuses a truncated one."""
     for name in _read_manifest(path).files:
         file = path / name
         if not file.is_file():
@@ -181,11 +175,7 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint after verifying it.
-
-    Raises:
-        CheckpointError: As for `verify_checkpoint`.
-    """
+    """Open a checkpoint after verifying it."""
     verify_checkpoint(path)
     manifest = _read_manifest(path)
     tensors = _StoredTensors(path, tuple(manifest.files))

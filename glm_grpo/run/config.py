@@ -20,10 +20,6 @@ def refuse_no_run(folder: RunFolder) -> None:
     """Refuse a folder without a run, such as one that `glm-grpo init` wrote.
 
     A run that lost its config.yaml is accepted, because the gallery can show the rest.
-
-    Raises:
-        CheckpointError: The folder contains no run; names the newest one nearby.
-        StorageError: Its config.yaml cannot be read.
     """
     if any(
         path.exists() for path in (folder.metrics_path, folder.rollouts_dir, folder.evaluations_dir)
@@ -63,13 +59,7 @@ def _newest_run(*places: Path) -> Path | None:
 
 
 def read_config(folder: RunFolder) -> Config:
-    """Read the resolved config that a run was started with.
-
-    Raises:
-        CheckpointError: The folder contains no run.
-        ConfigError: Its config.yaml is invalid, or no longer valid.
-        StorageError: The file is missing or cannot be read.
-    """
+    """Read the resolved config that a run was started with."""
     refuse_no_run(folder)
     path = folder.config_path
     with storage_errors("read", path):
@@ -83,10 +73,6 @@ def read_config(folder: RunFolder) -> Config:
 
 
 def read_config_text(folder: RunFolder) -> str:
-    """Read the config's text unchanged, for people; bytes that are not UTF-8 become U+FFFD.
-
-    Raises:
-        StorageError: The file is missing or cannot be read.
-    """
+    """Read the config's text unchanged, for people; bytes that are not UTF-8 become U+FFFD."""
     with storage_errors("read", folder.config_path):
         return folder.config_path.read_text(encoding="utf-8", errors="replace")

@@ -28,9 +28,6 @@ def refuse_other_settings(path: Path, config: Config) -> None:
 
     Args:
         path: Run folder, or a checkpoint in it.
-
-    Raises:
-        CheckpointError: Settings differ, or the run cannot be read.
     """
     folder, _ = split_path(path)
     stored = read_config(folder)

@@ -37,22 +37,14 @@ class FoundCheckpoint:
 
 
 def find_checkpoint(path: Path) -> FoundCheckpoint:
-    """Find the newest checkpoint of a run folder, or the checkpoint that a path names.
-
-    Raises:
-        CheckpointError: There is no run, or it has no intact checkpoint.
-    """
+    """Find the newest checkpoint of a run folder, or the checkpoint that a path names."""
     folder, named = split_path(path)
     config = read_config(folder)
     return FoundCheckpoint(folder, config, load_checkpoint(named or newest_or_refuse(folder)))
 
 
 def newest_or_refuse(folder: RunFolder) -> Path:
-    """Find the newest checkpoint of a run.
-
-    Raises:
-        CheckpointError: There is none, or none is intact.
-    """
+    """Find the newest checkpoint of a run."""
     newest = newest_whole(folder)
     if newest is None:
         raise CheckpointError(
@@ -63,11 +55,7 @@ def newest_or_refuse(folder: RunFolder) -> Path:
 
 
 def newest_whole(folder: RunFolder) -> Path | None:
-    """Find the newest intact checkpoint; None if the run has saved none.
-
-    Raises:
-        CheckpointError: There are checkpoints, but none is intact.
-    """
+    """Find the newest intact checkpoint; None if the run has saved none."""
     newest = newest_checkpoint(folder)
     if newest is None and any(folder.checkpoints_dir.glob("step-*")):
         raise CheckpointError(

@@ -189,11 +189,7 @@ def is_read_only(error: StorageError) -> bool:
 
 
 def read_picture(path: Path) -> Image.Image:
-    """Load a picture that a run stored, in RGB.
-
-    Raises:
-        StorageError: The file is missing, damaged or not a picture.
-    """
+    """Load a picture that a run stored, in RGB."""
     with storage_errors("read", path):
         try:
             return open_rgb(path, formats=_PICTURE_FORMATS)
@@ -202,12 +198,7 @@ def read_picture(path: Path) -> Image.Image:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically, creating its parent folders.
-
-    Raises:
-        StorageError: Writing failed, for instance on a full or read-only disk; the old content is
-            kept.
-    """
+    """Write a file atomically, creating its parent folders."""
     temporary = _temporary_beside(path)
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,12 +214,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line and sync it; a partially written line is removed again.
-
-    Raises:
-        StorageError: Writing failed, for instance on a full or read-only disk; earlier lines are
-            kept.
-    """
+    """Append one line and sync it; a partially written line is removed again."""
     with storage_errors("append to", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:
@@ -250,10 +236,6 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Yields:
         A temporary folder next to `path`, to be filled. It becomes `path` when the block ends, and
         is removed if the block raises.
-
-    Raises:
-        StorageError: Writing failed, for instance on a full or read-only disk; the old folder is
-            kept.
     """
     temporary = _temporary_beside(path)
     with storage_errors("write", path):

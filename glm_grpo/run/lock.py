@@ -39,9 +39,6 @@ class RunLock:
 
         Args:
             folder: Run folder; must exist.
-
-        Raises:
-            StorageError: Another run writes into the folder, or it is not writable.
         """
         file = folder / LOCK_NAME
         with storage_errors("lock", file):

@@ -76,20 +76,12 @@ class Provenance:
 
 
 def write_provenance(folder: RunFolder, provenance: Provenance) -> None:
-    """Store the provenance of a run.
-
-    Raises:
-        StorageError: Writing failed.
-    """
+    """Store the provenance of a run."""
     write_atomically(folder.origin_path, (json.dumps(asdict(provenance), indent=1) + "\n").encode())
 
 
 def read_provenance(folder: RunFolder) -> Provenance | None:
-    """Read the provenance of a run; None for a run of a version that did not store it.
-
-    Raises:
-        StorageError: The file is damaged or cannot be read.
-    """
+    """Read the provenance of a run; None for a run of a version that did not store it."""
     path = folder.origin_path
     if not path.exists():
         return None
@@ -149,11 +141,7 @@ def describe_changes(
 
 
 def describe_mixed_scores(folder: RunFolder) -> str:
-    """Say that a run's evaluations were scored in different ways; "" if they were not.
-
-    Raises:
-        StorageError: As for `read_provenance`.
-    """
+    """Say that a run's evaluations were scored in different ways; "" if they were not."""
     provenance = read_provenance(folder)
     if provenance is None or not provenance.changed:
         return ""

@@ -65,10 +65,6 @@ def find_resumed(config: Config, lock: RunLock) -> ResumedRun | None:
     Absent: a new run. `auto`: the run in `run_dir`; if that is a dated folder, otherwise the newest
     unfinished sibling run with the same settings; otherwise a new one. A path: that run from its
     newest checkpoint, or from the checkpoint that the path names.
-
-    Raises:
-        CheckpointError: There is no such run, it has other settings, or its checkpoint is damaged.
-        StorageError: The folder lacks part of what the run recorded, or is in use by another run.
     """
     resume = config.train.resume
     if resume is None:
@@ -88,10 +84,6 @@ def make_run_folder(config: Config, lock: RunLock) -> RunFolder:
     """Make and lock the folder of a new run, and store its config.
 
     Only the main process may call this: names with the time of day differ between processes.
-
-    Raises:
-        ConfigError: The folder already contains a run or something else.
-        StorageError: The folder cannot be created, or is in use by another run.
     """
     with storage_errors("open", Path(config.run_dir)):
         path = real_path(Path(config.run_dir))

@@ -107,9 +107,6 @@ def check_stored(schema: type[Schema], content: str | bytes, place: str) -> Sche
         schema: Any type that pydantic supports.
         content: JSON text.
         place: File, or file and line, for the error.
-
-    Raises:
-        StorageError: The text is not JSON or does not fit the schema; names place and field.
     """
     try:
         found: Schema = _adapter(schema).validate_json(content)
@@ -178,10 +175,6 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
     Args:
         columns: Columns to read: a name; `raw/`, `note/` or `pieces/` for all columns with that
             prefix; `sources` or `credit` if it exists; None for all.
-
-    Raises:
-        StorageError: The file is missing, is not an intact Parquet file, was written by another
-            version, or lacks a column.
     """
     with _parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
         _weighing_of(file.schema_arrow, path)

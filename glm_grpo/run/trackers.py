@@ -194,11 +194,7 @@ def _join(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse trackers that cannot work on this machine, before the run costs anything.
-
-    Raises:
-        ConfigError: Its package is not installed.
-    """
+    """Refuse trackers that cannot work on this machine, before the run costs anything."""
     for name in names:
         # A class that a program registered with accelerate is not in the enumeration.
         if name in LoggerType.list() and LoggerType(name) not in get_available_trackers():

@@ -44,9 +44,6 @@ def append_metrics(folder: RunFolder, step: int, metrics: Mapping[str, float]) -
     """Append metrics of a step, or of its evaluation, as one line to `metrics.jsonl`.
 
     Values that are not finite are stored as null, because JSON lacks them.
-
-    Raises:
-        StorageError: Writing failed; earlier lines stay.
     """
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     append_line(folder.metrics_path, json.dumps({"step": step, **finite}))
@@ -67,9 +64,6 @@ def write_rollout(
         pictures: Its images as PNG files, see `encode`.
         combine: How terms are combined into totals; stored with the weights, so that the totals can
             be recomputed.
-
-    Raises:
-        StorageError: Writing failed; there is no table then.
     """
     prompts = experience.prompts.prompts
     paths = PicturePaths(

@@ -109,10 +109,6 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
     Args:
         name: Name of the set.
         sources: Number of source pictures per prompt that the run needs.
-
-    Raises:
-        DataError: The set does not exist, its prompts have a different number of sources, or the
-            world's pictures have another size.
     """
     if name not in _SETS:
         raise DataError(

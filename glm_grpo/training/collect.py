@@ -51,8 +51,6 @@ def collect(
         spares: Spare prompts of the step, the same in all processes; None: replace nothing.
 
     Raises:
-        RewardError: A term failed, or refused too many images; the message names term, prompt and
-            image.
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
         PeerError: Another process failed.
     """

@@ -66,9 +66,6 @@ def weigh_evaluation(
     Args:
         parts: Evaluated parts of the same policy in prompt order, at least one.
         untrained: Scores of the run's evaluation at step 0; None if this is that evaluation.
-
-    Raises:
-        RewardError: See `combine`.
     """
     table = join_tables([part.rewards for part in parts])
     prompts = tuple(prompt for part in parts for prompt in part.prompts)

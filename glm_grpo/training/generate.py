@@ -98,7 +98,6 @@ def decode_and_score(
     `grid`, the table says what each place earned.
 
     Raises:
-        RewardError: A term failed; the message names term, prompt and image.
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     clock = clock or PhaseClock()

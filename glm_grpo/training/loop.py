@@ -88,10 +88,7 @@ class Trainer:
                 or the policy's output is not a distribution.
             DecoderError: The decoder's output is not an image.
             HackingError: A canary left its band, and the run is configured to stop.
-            SelfCheckError: Sampling and replay disagree.
-            RewardError: A term failed.
             MemoryLimitError: Memory ran out; the message says what is saved.
-            StorageError: The run folder cannot be written.
             CollectorError: A collector failed, or collectors died repeatedly.
             PeerError: Another process of the run failed.
         """

@@ -146,11 +146,7 @@ class Records:
         return self._processes.on_main(write)
 
     def resume(self) -> None:
-        """Resume a run: also remove from the pages what was recorded after the checkpoint.
-
-        Raises:
-            StorageError: Data of step 0, with which later steps are compared, cannot be read.
-        """
+        """Resume a run: also remove from the pages what was recorded after the checkpoint."""
 
         def read() -> None:
             self._monitor.restore()
@@ -284,8 +280,6 @@ class Records:
         """Wait until everything recorded so far is stored.
 
         Raises:
-            StorageError: Storing failed. Every later wait fails, too, so that no checkpoint is made
-                without the records of its steps.
             MemoryLimitError: Memory ran out.
         """
         self._processes.on_main(self._wait)

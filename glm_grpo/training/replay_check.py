@@ -73,9 +73,6 @@ def check_code_path(models: Models, batch: PromptBatch, *, is_mixed: bool = Fals
 
     Returns:
         What was found, in one line; empty if everything is computed in float32.
-
-    Raises:
-        SelfCheckError: Both differ by more than rounding.
     """
     policy = models.policy
     if policy.dtype == torch.float32 and not is_mixed:
@@ -101,9 +98,6 @@ def check_replay(
 
     Every grid must be full and inside the codebook. In float32, replayed log-probs must equal the
     sampled ones; in half precision, their ratios must leave enough tokens.
-
-    Raises:
-        SelfCheckError: One of these does not hold; the message says which and by how much.
     """
     num_tokens = policy.tokens_per_image(batch)
     if rollout.token_ids.shape[-1] != num_tokens:

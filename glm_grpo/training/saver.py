@@ -123,7 +123,6 @@ class CheckpointSaver:
             NonFiniteUpdateError: The weights before the failed update are saved and named.
             DecoderError: The decoder failed inside.
             CollectorError: Collectors failed; restarting may help.
-            RewardError: A term failed inside. Its pictures are stored and removed from the error.
             PeerError: Another process of the run failed.
         """
         try:

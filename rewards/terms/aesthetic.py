@@ -118,9 +118,6 @@ def load_head(path: Path, *, width: int) -> nn.Sequential:
 
     Args:
         path: A .safetensors file, or a .pth file, which is loaded only as tensors.
-
-    Raises:
-        RewardError: The file is missing, is not supported, or belongs to another embedding.
     """
     try:
         state: dict[str, Tensor] = (

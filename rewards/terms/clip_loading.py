@@ -105,11 +105,7 @@ def pair_cosine(
 
 
 def resolve_path(text: str) -> Path:
-    """Resolve a path; `pkg://package/relative/path` names a file in a package.
-
-    Raises:
-        RewardError: The package does not exist.
-    """
+    """Resolve a path; `pkg://package/relative/path` names a file in a package."""
     if not text.startswith(_PACKAGE_SCHEME):
         return Path(text)
     package, _, relative = text.removeprefix(_PACKAGE_SCHEME).partition("/")
@@ -131,9 +127,6 @@ def find_architecture(clip_model: str, *, key: str) -> str:
 
     Returns:
         Name under which open_clip knows it.
-
-    Raises:
-        RewardError: The architecture or file does not exist, or the file is not a model config.
     """
     import open_clip  # noqa: PLC0415
 
@@ -165,9 +158,6 @@ def check_clip(clip_model: str, clip_weights: str, *, kind: str) -> str:
 
     Returns:
         Name under which open_clip knows the architecture.
-
-    Raises:
-        RewardError: One of them does not exist.
     """
     from open_clip.pretrained import get_pretrained_cfg  # noqa: PLC0415
 
@@ -191,11 +181,7 @@ def embedding_width(architecture: str) -> int:
 
 @functools.cache
 def clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
-    """Size of the weights in fp32, without loading them.
-
-    Raises:
-        RewardError: As for `find_architecture`.
-    """
+    """Size of the weights in fp32, without loading them."""
     import open_clip  # noqa: PLC0415
 
     architecture = find_architecture(clip_model, key="clip_model")
@@ -225,9 +211,6 @@ def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
 
     Returns:
         An open_clip model with `visual` and `encode_text`.
-
-    Raises:
-        RewardError: The weights are missing, cannot be downloaded, or belong to another model.
     """
     import huggingface_hub  # noqa: PLC0415
     import open_clip  # noqa: PLC0415

@@ -163,10 +163,6 @@ def load_function(name: str, folder: str | None = None) -> ScoringFunction:
     A file is searched for in the folder and in the working folder, a module on Python's path, too.
     It can import its neighbours only while it is imported; imports inside its functions find
     installed and already imported modules.
-
-    Raises:
-        RewardError: The module cannot be imported, an installed one has its name, or it has no such
-            function.
     """
     if name in _GIVEN:
         return _GIVEN[name]
@@ -278,11 +274,7 @@ def _folder_or_here(name: str, folder: str | None) -> Path:
 
 
 def _load_scoring_function(name: str, folder: str | None) -> ScoringFunction:
-    """Import a function of prompts and pictures.
-
-    Raises:
-        RewardError: As for `load_function`, or it is no function of two arguments.
-    """
+    """Import a function of prompts and pictures."""
     function = load_function(name, folder)
     # Some callables of C have no signature, which is a ValueError.
     with contextlib.suppress(ValueError):

@@ -141,11 +141,7 @@ class OcrReward:
         self._alphabet = frozenset().union(*map(self._fold, reader.alphabet()))
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt asks for a text that is not only white space.
-
-        Raises:
-            RewardError: The engine cannot return a character of the text.
-        """
+        """Whether the prompt asks for a text that is not only white space."""
         for text in prompt.texts:
             foreign = sorted(set(self._fold(text)) - self._alphabet)
             if foreign:

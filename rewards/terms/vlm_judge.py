@@ -161,12 +161,7 @@ class VlmJudgeReward:
         return has_needs(prompt, self._config.needs())
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Ask about every picture, several at a time; the notes are the answers.
-
-        Raises:
-            RewardError: The endpoint failed; the message names prompt and image. Remaining pictures
-                are not sent.
-        """
+        """Ask about every picture, several at a time; the notes are the answers."""
         pool = ThreadPoolExecutor(self._config.requests_at_once)
         try:
             answers = [*pool.map(self._ask, range(len(prompts)), prompts, pixels)]

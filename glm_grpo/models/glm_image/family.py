@@ -79,11 +79,7 @@ def check_keys(config: Config) -> None:
 
 
 def _denoising(config: Config) -> tuple[int, float]:
-    """Steps and guidance of the decoder.
-
-    Raises:
-        ConfigError: They are not set.
-    """
+    """Steps and guidance of the decoder."""
     steps, guidance_scale = config.decode.steps, config.decode.guidance_scale
     if steps is None or guidance_scale is None:
         raise ConfigError(

@@ -48,9 +48,6 @@ def check_model(path: str) -> ReservedTokens:
 
     Returns:
         Texts that no prompt may contain.
-
-    Raises:
-        ModelError: No pipeline can be loaded from there; the message names folder, file and remedy.
     """
     folder = find_folder(path, partial(_download_small_files, path))
     return _check_folder(folder)
@@ -64,9 +61,6 @@ def check_source_size(path: str, *, height: int, width: int) -> None:
 
     Args:
         height: Height of the rollout's images, to which sources are fitted, pixels.
-
-    Raises:
-        ConfigError: The size is refused; the message names size, rule and remedy.
     """
     folder = find_folder(path, partial(_download_small_files, path))
     try:
@@ -88,9 +82,6 @@ def check_target_size(*, height: int, width: int) -> None:
 
     Args:
         height: Height of the rollout's images, pixels.
-
-    Raises:
-        ConfigError: The size is refused; the message names size, rule and remedy.
     """
     if max(height, width) > _LARGEST_ASPECT * min(height, width):
         raise ConfigError(
@@ -121,10 +112,6 @@ def load_pipeline(
             and casts them to its dtype layer by layer when they are used.
         quantize_on: Device that quantises the language model to 4 bits; an accelerator takes
             seconds, the CPU minutes.
-
-    Raises:
-        ModelError: Loading failed, or parameters are missing; the message names folder, file and
-            remedy.
     """
     is_quantizing = quantization is not None
     four_bits = options_for_4_bits(dtype, quantize_on, kept=KEPT_MODULES) if is_quantizing else {}
@@ -191,12 +178,7 @@ def _check_folder(folder: Path) -> ReservedTokens:
 
 
 def check_index(folder: Path) -> None:
-    """Check that a folder's pipeline is of the class that is loaded, with the expected parts.
-
-    Raises:
-        ConfigError: It is no pipeline.
-        ModelError: It is another one.
-    """
+    """Check that a folder's pipeline is of the class that is loaded, with the expected parts."""
     path = folder / "model_index.json"
     if not path.is_file():
         raise ConfigError(

@@ -35,9 +35,6 @@ def read_config(folder: Path, part: str) -> dict[str, Any]:
 
     Args:
         part: Key of `model_index.json` whose part has weights.
-
-    Raises:
-        ModelError: The file is missing or damaged, or describes another model.
     """
     path = folder / part / "config.json"
     values = read_object(path)
@@ -51,11 +48,7 @@ def read_config(folder: Path, part: str) -> dict[str, Any]:
 
 
 def check_parts(folder: Path) -> None:
-    """Refuse incompletely downloaded files of the parts.
-
-    Raises:
-        ModelError: A file is incomplete; the message names it.
-    """
+    """Refuse incompletely downloaded files of the parts."""
     for part in _PARTS:
         check_files(folder / part)
 
@@ -66,10 +59,6 @@ def check_tokenizers(folder: Path, *, vocabulary: int, glyphs: int) -> ReservedT
     Args:
         vocabulary: Entries of the language model's embedding.
         glyphs: Entries of the glyph encoder's embedding.
-
-    Raises:
-        ModelError: A tokenizer is missing or damaged, has ids outside its model's vocabulary, or
-            its chat template drops the prompt.
     """
     place, glyph_place = folder / "processor", folder / "tokenizer"
     with damage_named(place):

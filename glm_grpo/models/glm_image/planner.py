@@ -97,11 +97,6 @@ def read_part_configs(path: str) -> PartConfigs:
 
     Args:
         path: A folder, or the published model's hub id.
-
-    Raises:
-        ConfigError: The path is neither.
-        ModelError: A part's config.json is missing, damaged, or describes no model that can be
-            built.
     """
     folder = Path(path)
     if path == PUBLISHED_ID and not folder.is_dir():
@@ -128,9 +123,6 @@ def trained_side(path: str) -> int | None:
 
     Returns:
         None if no config contains it, as for a hub id other than the published one.
-
-    Raises:
-        ModelError: The VAE's config.json is damaged.
     """
     folder = Path(path)
     if (folder / "vae" / "config.json").is_file():

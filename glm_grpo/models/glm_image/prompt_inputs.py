@@ -73,9 +73,6 @@ def encode_prompts(
         processor: The published processor.
         prompts: P captions.
         source_token_ids: Tokens of N source pictures per prompt, from `picture_tokens`.
-
-    Raises:
-        ModelError: The processor makes a different number of tokens from a picture of this size.
     """
     num_sources = 0 if source_token_ids is None else source_token_ids.shape[1]
     inputs = tokenize_prompts(
@@ -204,11 +201,7 @@ def picture_tokens(
 def tokens_of_patches(
     model: GlmImageForConditionalGeneration, patches: Tensor, grid: Int64[Tensor, "1 3"]
 ) -> Int64[Tensor, " S"]:
-    """Tokens of one picture, from the output of the model's processor.
-
-    Raises:
-        ModelError: Its features are not finite, so that no code is the nearest one.
-    """
+    """Tokens of one picture, from the output of the model's processor."""
     (features,) = model.get_image_features(patches, image_grid_thw=grid).pooler_output
     if not features.isfinite().all():
         remedy = overflow_remedy(features.dtype) or "fetch the model again (`hf download`)"

@@ -59,9 +59,6 @@ def check_model(path: str) -> ReservedTokens:
 
     Returns:
         Texts that no prompt may contain.
-
-    Raises:
-        ModelError: No model can be loaded from there; the message names file and remedy.
     """
     folder = find_folder(path, partial(_download, path, _SMALL_FILES))
     check_files(folder)
@@ -94,9 +91,6 @@ def load_pipeline(
         quantization: `nf4` stores the matrices of the language model's layers in 4 bits.
         decoder_quantization: None: the decoder has no such form.
         quantize_on: Device that quantises the language model to 4 bits.
-
-    Raises:
-        ModelError: Loading failed, or parameters are missing; the message names folder and remedy.
     """
     is_quantizing = quantization is not None
     four_bits = options_for_4_bits(dtype, quantize_on, kept=_KEPT_MODULES) if is_quantizing else {}
@@ -120,11 +114,7 @@ def load_pipeline(
 
 
 def read_config(folder: Path) -> Any:
-    """Read a folder's config, and check that its parts fit together.
-
-    Raises:
-        ModelError: It is missing or damaged, or describes another model.
-    """
+    """Read a folder's config, and check that its parts fit together."""
     path = folder / "config.json"
     values = read_object(path)
     if values.get("model_type") != "janus":
@@ -175,11 +165,7 @@ def image_side(config: Any) -> int:
 
 
 def read_processor(folder: Path) -> JanusProcessor:
-    """Load tokenizer and chat template.
-
-    Raises:
-        ModelError: They are missing or damaged.
-    """
+    """Load tokenizer and chat template."""
     with damage_named(folder):
         return JanusProcessor.from_pretrained(folder, local_files_only=True)
 

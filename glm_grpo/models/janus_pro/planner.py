@@ -51,12 +51,7 @@ def find_config_folder(path: str) -> Path | None:
 
 
 def read_sizes(path: str) -> Any:
-    """Config of a folder, or of a published model.
-
-    Raises:
-        ConfigError: The path is neither.
-        ModelError: The folder's config is damaged, or of another model.
-    """
+    """Config of a folder, or of a published model."""
     folder = Path(path) if Path(path).is_dir() else find_config_folder(path)
     if folder is not None:
         return read_config(folder)

@@ -69,11 +69,7 @@ class PromptInputs:
 
 
 def special_ids(model: JanusForConditionalGeneration, processor: JanusProcessor) -> SpecialIds:
-    """The ids that stock generation uses: those of its config, or else of the tokenizer.
-
-    Raises:
-        ModelError: One of them is in neither.
-    """
+    """The ids that stock generation uses: those of its config, or else of the tokenizer."""
     config, tokenizer = model.generation_config, processor.tokenizer
     images = getattr(config, "generation_kwargs", None) or {}
     image = images.get("boi_token_id")
@@ -100,10 +96,6 @@ def encode_prompts(
 
     Args:
         ids: The first and last token of every prompt.
-
-    Raises:
-        ModelError: A prompt does not begin or end as the model expects; guidance would then go
-            wrong without a sign of it.
     """
     inputs = tokenize_prompts(processor, prompts)
     input_ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -162,9 +154,6 @@ def picture_tokens(vqmodel: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Int64[Tens
 
     Args:
         vqmodel: Stock `JanusVQVAE`; its encoder may be on another device than its codebook.
-
-    Raises:
-        ModelError: Latents are not finite, so that no code is the nearest one.
     """
     weight = vqmodel.quant_conv.weight
     codes = normalize(vqmodel.quantize.embedding.weight.to(weight.device).float(), dim=-1)

@@ -318,12 +318,6 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
             star names too, for nothing.
         weights: Weights by term of a sum of raw scores; None for the reward that the first run was
             trained with, under `normalize_then_sum` in units of the spread of its first evaluation.
-
-    Raises:
-        ConfigError: The runs cannot be compared: other prompts, seeds, sizes or models, a term of
-            those weighted that was not scored, or was scored in another way.
-        CheckpointError: A folder holds no run.
-        StorageError: A run has fewer than two evaluations, or a table is damaged.
     """
     runs = _read_runs(run_dirs)
     _check_same_evaluation(runs)

@@ -222,9 +222,6 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
 
     Returns:
         The path of the page.
-
-    Raises:
-        StorageError: The page cannot be written.
     """
     steps = evaluation_steps(folder)
     settings = _read_settings(folder)

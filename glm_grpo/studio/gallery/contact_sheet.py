@@ -24,11 +24,7 @@ _LETTERS = 16
 
 
 def write_contact_sheet(folder: RunFolder, path: Path, *, columns: int) -> None:
-    """Write the PNG of `draw_contact_sheet` to a path.
-
-    Raises:
-        StorageError: As for `draw_contact_sheet`, or the file cannot be written.
-    """
+    """Write the PNG of `draw_contact_sheet` to a path."""
     write_atomically(path, draw_contact_sheet(folder, columns=columns))
 
 
@@ -47,9 +43,6 @@ def draw_contact_sheet(
         last_step: Leave out later evaluations; None shows all.
         side: Shrink pictures to at most this many pixels a side, and enlarge those of less than
             half of it; None keeps their size.
-
-    Raises:
-        StorageError: There is no evaluation, or a picture is missing.
     """
     steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
     if not steps:
@@ -97,9 +90,6 @@ def prompts_by_change(folder: RunFolder, *, last_step: int) -> list[str]:
     """Held-out prompts from the largest change of the first sample's total to the smallest.
 
     Empty if there are fewer than two evaluations until `last_step`.
-
-    Raises:
-        StorageError: An evaluation cannot be read.
     """
     steps = [each for each in evaluation_steps(folder) if each <= last_step]
     if len(steps) < 2:

@@ -191,9 +191,6 @@ def read_groups(
     Args:
         columns: `ROLLOUT_COLUMNS` or `EVALUATION_COLUMNS`.
         readers: Terms whose notes are OCR readings, and whether they are case-sensitive.
-
-    Raises:
-        StorageError: The table is missing, damaged, or written by another version.
     """
     table = read_table(path, columns)
     try:

@@ -32,9 +32,6 @@ def pace(
         median of the last ten steps, excluding evaluations and checkpoints; `seconds_left`:
         remaining time at that moment, including evaluations as long as the last one. None if
         unknown.
-
-    Raises:
-        StorageError: The folder cannot be read.
     """
     recorded = None
     with storage_errors("read", folder.metrics_path):

@@ -57,11 +57,7 @@ class Report:
 
 
 def write_report(report: Report, directory: Path) -> Path:
-    """Write `index.html`, which needs no network, no server and no script; returns its path.
-
-    Raises:
-        StorageError: The page cannot be written.
-    """
+    """Write `index.html`, which needs no network, no server and no script; returns its path."""
     path = directory / "index.html"
     write_atomically(path, render_page("report.html.j2", report=report))
     return path

@@ -50,9 +50,6 @@ def serve_gallery(folder: RunFolder, *, port: int, announce: Callable[[str], Non
         folder: Run folder. Files are read on request, so that reloading a page shows new steps.
         port: Port; 0: any free port.
         announce: Called with the address of the page when requests are accepted.
-
-    Raises:
-        ConfigError: The server cannot listen at the port.
     """
     with GalleryServer(folder, port) as server, contextlib.suppress(KeyboardInterrupt):
         announce(server.url)

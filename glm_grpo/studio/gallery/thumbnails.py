@@ -45,10 +45,6 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
 
     Args:
         images: Paths relative to `images/`.
-
-    Raises:
-        StorageError: A picture is outside the run folder, or writing failed, for instance on a full
-            or read-only disk.
     """
     for image in dict.fromkeys(images):
         source = folder.picture(f"images/{image}")

@@ -69,9 +69,6 @@ def refresh_gallery(folder: RunFolder, step: int | None) -> None:
 
     Args:
         step: Step or evaluation stored last; None: the run resumes or ends.
-
-    Raises:
-        StorageError: A file cannot be written.
     """
     if step is not None:
         update_gallery(folder, step)
@@ -95,9 +92,6 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
 
     Returns:
         Path of the page.
-
-    Raises:
-        StorageError: A file cannot be written.
     """
     records = read_records(folder)
     _write_assets(folder)
@@ -123,9 +117,6 @@ def update_gallery(folder: RunFolder, step: int) -> None:
 
     Args:
         step: Step recorded last; 0 for the evaluation before the first step.
-
-    Raises:
-        StorageError: A file cannot be written.
     """
     if not folder.gallery_path.exists():
         write_gallery(folder, ())

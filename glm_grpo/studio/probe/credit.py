@@ -63,11 +63,7 @@ def gradient_bytes(policy: PolicyForUpdate, *, batches: int, weights: Sequence[f
 
 
 def check_batches(batches: int, prompts_per_step: int) -> None:
-    """Refuse fewer batches than an interval needs.
-
-    Raises:
-        ConfigError: There are fewer.
-    """
+    """Refuse fewer batches than an interval needs."""
     if batches < FEWEST_BATCHES:
         raise ConfigError(
             f"--credit compares the gradients of whole batches, and the prompts make {batches} of "
@@ -85,9 +81,6 @@ def check_memory(needed: int, free: int | None, *, batches: int) -> None:
         needed: Bytes of the gradients.
         free: Free bytes; None if unknown.
         batches: For how many batches.
-
-    Raises:
-        ConfigError: They take more than half of it.
     """
     if free is None or needed <= _MOST_MEMORY * free:
         return

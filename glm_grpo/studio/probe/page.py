@@ -169,9 +169,6 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
     """Write `index.html` with the samples of the first eight prompts; returns its path.
 
     Files with the same names are replaced.
-
-    Raises:
-        StorageError: A file cannot be written.
     """
     reconstructed = iter(samples.reconstructed_pixels)
     pictures = [

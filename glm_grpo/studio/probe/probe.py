@@ -68,7 +68,6 @@ def decode_in_full(
         cheap_steps: Denoising steps of rollouts.
 
     Raises:
-        RewardError: A term failed.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     _, table = decode_and_score(models, batch, token_ids)
@@ -146,7 +145,6 @@ def sample_probe(
         credit: Gets the experience of every whole batch; credit is then by place.
 
     Raises:
-        RewardError: A term failed.
         NonFiniteError: A gradient is not finite.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """

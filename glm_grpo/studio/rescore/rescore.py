@@ -199,10 +199,6 @@ def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
         overrides: `key=value` as for train.py, with the keys `reward.terms.<name>.weight` and
             `.std_floor`, `reward.combine`, `advantage.normalization`, `.std_floor` and `.clip`;
             `<name>=0.5` means `reward.terms.<name>.weight=0.5`.
-
-    Raises:
-        ConfigError: Rescoring cannot change a key, the run did not score a term, or a value is
-            refused.
     """
     values: dict[str, Any] = config.model_dump(mode="json")
     # No policy is trained here: a watched term may have a weight, and a term that uses only the
@@ -311,12 +307,6 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
 
     Args:
         overrides: `key=value`, see `override_weighing`; none: the run's own weights.
-
-    Raises:
-        ConfigError: An override is refused, or leaves a prompt without a total.
-        CheckpointError: The folder contains no run.
-        StorageError: There is no rollout, a table is damaged, or its values do not follow from its
-            raw scores and the run's config.
     """
     config = read_config(folder)
     other = override_weighing(config, overrides)

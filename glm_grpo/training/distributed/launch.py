@@ -18,9 +18,6 @@ def refuse_separate_processes(count: int, environment: Mapping[str, str]) -> Non
     Args:
         count: Number of processes of the run, as this process knows it.
         environment: Environment variables, including the launcher's.
-
-    Raises:
-        ConfigError: The message says what to start or set instead.
     """
     for name in _WORLD_SIZES:
         announced = int(environment.get(name, "1"))

@@ -39,12 +39,7 @@ _SUPPORTED = (
 
 
 def make_accelerator() -> Accelerator:
-    """Create the accelerator of this launch.
-
-    Raises:
-        ConfigError: It was started with settings for which this trainer has its own keys, or for an
-            unsupported strategy.
-    """
+    """Create the accelerator of this launch."""
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         # accelerate would first ask for the library.
         raise ConfigError(

@@ -87,9 +87,6 @@ class HackingMonitor:
 
         Canaries with fewer than two values get no band and are not judged: the diversity of single
         pictures, and terms that apply to none of the prompts.
-
-        Raises:
-            StorageError: The folder cannot be written.
         """
         values = {
             **measure_pictures(evaluation.prompts, evaluation.images.pixels),
@@ -115,11 +112,7 @@ class HackingMonitor:
         write_atomically(self._folder.canaries_path, content.encode())
 
     def restore(self) -> None:
-        """Load the bands of a resumed run.
-
-        Raises:
-            StorageError: They are missing, damaged, or cannot be read.
-        """
+        """Load the bands of a resumed run."""
         bands = read_bands(self._folder)
         if bands is None:
             raise StorageError(
@@ -140,9 +133,6 @@ class HackingMonitor:
         Args:
             step: Training step, from 1.
             pictures: Result of `measure_pictures` for the experience.
-
-        Raises:
-            StorageError: The bands cannot be stored.
         """
         values = {
             **pictures,

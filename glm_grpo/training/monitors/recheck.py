@@ -108,7 +108,6 @@ def recheck_decode(
         recheck is due, and for runs without cheap decoding.
 
     Raises:
-        RewardError: A term failed; the message names term, prompt and image.
         PeerError: Another process failed.
     """
     decode = config.decode
