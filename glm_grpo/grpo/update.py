@@ -149,23 +149,22 @@ def update_policy(
             micro_batch_size=train.micro_batch_size,
         )
     old_log_probs = _old_log_probs(trainee.policy, experience, minibatches[1:])
+    samples = _Samples(experience, loss, old_log_probs)
     total, done = sum(map(len, minibatches)) * train.epochs_per_rollout, itertools.count(1)
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
     is_on_policy = not experience.is_stale
     updates = [*zip(minibatches, supervised, strict=True)] * train.epochs_per_rollout
-    for samples, of_targets in updates:
+    for of_samples, of_targets in updates:
 
         def accumulate(
-            samples: list[MicroBatch] = samples, of_targets: list[MicroBatch] = of_targets
+            of_samples: list[MicroBatch] = of_samples, of_targets: list[MicroBatch] = of_targets
         ) -> LossTerm:
             term = _learn_samples(
                 trainee,
-                experience,
                 samples,
-                loss,
-                old_log_probs,
+                of_samples,
                 is_last_term=not of_targets,
                 count=lambda: count(min(next(done), total), total),
             )
@@ -185,7 +184,7 @@ def update_policy(
         is_noise = (
             is_on_policy
             and not of_targets
-            and _is_noise_alone(experience, samples, loss, trainee.strategy)
+            and _is_noise_alone(experience, of_samples, loss, trainee.strategy)
         )
         report, has_moved = _step_optimizer(trainee, found, metrics, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
@@ -228,9 +227,9 @@ def policy_gradient(
     for parameter in parameters:
         parameter.grad = None
     (micro_batches,) = minibatches
-    old_log_probs = _old_log_probs(policy, experience, [])
+    samples = _Samples(experience, loss, _old_log_probs(policy, experience, []))
     for done, micro_batch in enumerate(micro_batches, start=1):
-        _backward_samples(policy, strategy, experience, micro_batch, loss, old_log_probs)
+        _backward_samples(policy, strategy, samples, micro_batch)
         count(done, len(micro_batches))
     strategy.loss_scale.unscale(parameters)
     gradient = []
@@ -390,12 +389,24 @@ def _old_log_probs(
     return log_probs
 
 
+@dataclass(frozen=True)
+class _Samples:
+    """Sampled tokens, and the loss that is computed from them.
+
+    Attributes:
+        old_log_probs: The ratio's denominators. Those that are NaN become the policy's present
+            log-probs when it replays them.
+    """
+
+    experience: Experience
+    loss: AnyLoss
+    old_log_probs: Float32[Tensor, "M T"]
+
+
 def _learn_samples(
     trainee: Trainee,
-    experience: Experience,
+    samples: _Samples,
     micro_batches: Sequence[MicroBatch],
-    loss: AnyLoss,
-    old_log_probs: Float32[Tensor, "M T"],
     *,
     is_last_term: bool,
     count: Callable[[], object],
@@ -405,16 +416,7 @@ def _learn_samples(
     for micro_batch in micro_batches:
         is_last = is_last_term and micro_batch is micro_batches[-1]
         with trainee.strategy.accumulation(is_last=is_last):
-            parts.append(
-                _backward_samples(
-                    trainee.policy,
-                    trainee.strategy,
-                    experience,
-                    micro_batch,
-                    loss,
-                    old_log_probs,
-                )
-            )
+            parts.append(_backward_samples(trainee.policy, trainee.strategy, samples, micro_batch))
         refuse_other_metrics(parts[-1].means, parts[0].means)
         count()
     replayed = [
@@ -426,29 +428,21 @@ def _learn_samples(
 
 
 def _backward_samples(
-    policy: PolicyForUpdate,
-    strategy: Strategy,
-    experience: Experience,
-    micro_batch: MicroBatch,
-    loss: AnyLoss,
-    old_log_probs: Float32[Tensor, "M T"],
+    policy: PolicyForUpdate, strategy: Strategy, samples: _Samples, micro_batch: MicroBatch
 ) -> LossTerm:
     """Replay, compute the loss, and accumulate its gradient; free the graph before the next one.
-
-    Args:
-        old_log_probs: The ratio's denominators. Those that are NaN become the policy's present
-            log-probs, in place.
 
     Returns:
         The micro-batch's part of the loss and its metrics: the loss and its terms weighted by its
         fraction of all tokens, the others by its fraction of the replayed tokens.
     """
+    experience, old_log_probs = samples.experience, samples.old_log_probs
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     log_probs = replay.log_probs.detach()
     known = old_log_probs[micro_batch.rows]
     old_log_probs[micro_batch.rows] = torch.where(known.isnan(), log_probs.to(known), known)
-    inputs, mismatch = _loss_inputs(experience, micro_batch.rows, replay, old_log_probs, loss)
-    output = grpo_loss(inputs, loss)
+    inputs, mismatch = _loss_inputs(samples, micro_batch.rows, replay)
+    output = grpo_loss(inputs, samples.loss)
     # Gradients are averaged over the processes, but fractions add up to 1 over all of them.
     strategy.backward(output.total * (micro_batch.fraction * strategy.num_processes))
     # What an older policy differs by says nothing about how well replay repeats sampling.
@@ -470,17 +464,14 @@ def _backward_samples(
 
 
 def _loss_inputs(
-    experience: Experience,
-    rows: Int64[Tensor, " N"],
-    replay: Replay,
-    old_log_probs: Float32[Tensor, "M T"],
-    loss: AnyLoss,
+    samples: _Samples, rows: Int64[Tensor, " N"], replay: Replay
 ) -> tuple[LossInputs, Mismatch]:
     def of_rows(values: Tensor) -> Tensor:
         return values.flatten(0, 1)[rows].to(replay.log_probs.device)
 
+    experience, loss = samples.experience, samples.loss
     reference = experience.reference_log_probs
-    old, sampling = of_rows(old_log_probs[:, None]), of_rows(experience.rollout.log_probs)
+    old, sampling = of_rows(samples.old_log_probs[:, None]), of_rows(experience.rollout.log_probs)
     mismatch = measure_mismatch(
         old,
         sampling,
