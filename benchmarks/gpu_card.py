@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report("machine", "", {**machine(), **asdict(speed), "seconds": options.seconds})
     shares = [SECTIONS[name][1] for name in options.only]
     with _tracing_alone() if options.dry_run else nullcontext():
-        for place, name in enumerate(options.prompt_ids):
+        for place, name in enumerate(options.only):
             part = sum(shares[: place + 1]) / sum(shares)
             own = replace(bench, ends=begun + part * options.seconds)
             for row, result in _measured(SECTIONS[name][0], own):

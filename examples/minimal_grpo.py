@@ -118,9 +118,10 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
         steps: Rollouts, each with one update.
         learning_rate: Constant learning rate of AdamW.
     """
-    models = prepare(config).load(needs_reference=True)
+    prepared = prepare(config)
+    models = prepared.load(needs_reference=True)
     policy, decoder, scorer = models.policy, models.decoder, models.scorer
-    prompts = prepare(config).prompts.training
+    prompts = prepared.prompts.training
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate, weight_decay=0)
     results = []
     for step in range(1, steps + 1):

@@ -325,7 +325,7 @@ def _plan(options: argparse.Namespace) -> None:
         memory=options.memory,
         prompt_tokens=options.prompt_tokens,
         device=_planned_device(config, options),
-        processes=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
+        parallelism=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
         measured=measured,
     )
     _print_all(parts)

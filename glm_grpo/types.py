@@ -31,7 +31,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
 
 from rewards.types import Prompt, RewardTable
-from rewards.weighting import is_flat
+from rewards.weighting import is_zero_std
 
 Count = Callable[[int, int], object]
 """Called with the amount of work done and the total, such as 3 of 8."""
@@ -49,7 +49,7 @@ class PromptBatch:
         group_size: G, images per prompt (>= 2 when training).
         height: Image height in pixels.
         width: Image width in pixels.
-        seed: Sampling seed; tokens are a function of (seed, prompt position, policy).
+        seed: Sampling seed; tokens are a function of (seed, prompt id, policy).
         decode_seeds: P seeds, one initial noise per prompt, shared by its G images; without effect
             on a decoder that does not denoise.
         source_token_ids: Codebook ids of the source pictures, row by row, as policy and decoder
@@ -137,7 +137,7 @@ class Experience:
             False if no KL to the reference has a weight.
         is_stale: Whether an older policy sampled than the one that the updates begin with.
         trained: Indices of the groups to train on, in the order of the step's prompts that they
-            represent; the others were flat and are only stored and counted. None: all groups.
+            represent; the others had no standard deviation and are only stored and counted. None: all groups.
         place_credit: What each place of a picture, on the grid of its tokens, contributed to the
             total by all terms that say so, less the mean of its group; reward units, exactly 0 in
             zero-std groups. None with credit by image.
@@ -160,9 +160,9 @@ class Experience:
         """Totals minus penalties, from which advantages are computed."""
         return self.totals - self.penalties
 
-    def is_flat(self) -> Bool[Tensor, " P"]:
+    def is_zero_std(self) -> Bool[Tensor, " P"]:
         """Whether the returns of a group are equal, of the images that are not left out."""
-        return is_flat(self.returns())
+        return is_zero_std(self.returns())
 
     def is_learned_from(self) -> Bool[Tensor, "P G"]:
         """Whether an advantage of the image, or of one of its tokens, is not 0."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rewards.scored import centre, group_means, group_variances
 from rewards.types import RewardTable
-from rewards.weighting import FLAT_TOLERANCE, Mode, advantage_shares, combine, is_flat
+from rewards.weighting import ZERO_STD_TOLERANCE, Mode, advantage_shares, combine, is_zero_std
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TermAudit:
         std_within: Root of the mean over groups of the population variance within a group: the part
             of `std` that training sees.
         zero_std_fraction: Fraction of groups whose images all have the same score, see
-            `reweigh.is_flat`; 0..1.
+            `weighting.is_zero_std`; 0..1.
         advantage_share: See `reweigh.advantage_shares`; the shares of all terms add up to 1.
     """
 
@@ -69,7 +69,7 @@ def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> Term
         mean=exact.nanmean().item(),
         std=(exact - exact.nanmean()).square().nanmean().sqrt().item(),
         std_within=group_means(centre(exact).square()).nanmean().sqrt().item(),
-        zero_std_fraction=is_flat(scores).double().mean().item(),
+        zero_std_fraction=is_zero_std(scores).double().mean().item(),
         advantage_share=share,
         headroom=headroom(scores),
         saturation=saturation(scores),
@@ -114,11 +114,13 @@ def saturation(scores: Float32[Tensor, "P G"]) -> float:
     grows when a term has reached its ceiling, without the need to know that ceiling: the best
     possible score is 1 for some terms and unknown or infinite for others. A term stuck at its floor
     is tied in the same way; its mean distinguishes the two cases. Differences within
-    `reweigh.FLAT_TOLERANCE` count as equal.
+    `reweigh.ZERO_STD_TOLERANCE` count as equal.
     """
     is_missing = scores.isnan()
     best = scores.masked_fill(is_missing, -math.inf).amax(dim=1, keepdim=True)
-    tolerance = FLAT_TOLERANCE * scores.abs().masked_fill(is_missing, 0.0).amax(dim=1, keepdim=True)
+    tolerance = ZERO_STD_TOLERANCE * scores.abs().masked_fill(is_missing, 0.0).amax(
+        dim=1, keepdim=True
+    )
     tied = (scores >= best - tolerance).sum(dim=1) - 1
     others = (~is_missing).sum(dim=1) - 1
     # For an image without others, 0 / 0 gives the documented NaN.
@@ -157,7 +159,7 @@ def _fill_unvaried(
     values: Float64[Tensor, "P N R"], scores: Float32[Tensor, "P G R"], table: RewardTable
 ) -> Float64[Tensor, "P N R"]:
     """Exactly 0 where a term does not apply, and in zero-std groups, which differ by rounding."""
-    is_left_out = is_flat(scores) | ~table.is_applicable
+    is_left_out = is_zero_std(scores) | ~table.is_applicable
     return values.masked_fill(is_left_out[:, None, :], 0.0)
 
 

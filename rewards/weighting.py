@@ -18,7 +18,7 @@ from rewards.types import RewardError, RewardTable
 
 Mode = Literal["weighted_sum", "normalize_then_sum"]
 
-FLAT_TOLERANCE = 8 * torch.finfo(torch.float32).eps
+ZERO_STD_TOLERANCE = 8 * torch.finfo(torch.float32).eps
 """Largest spread of a zero-std group, relative to its largest |score|.
 
 Equal pictures get equal scores except for the last bits: a batched term, and the weighted sum of a
@@ -124,7 +124,7 @@ def placed_contributions(
     is_counted = table.is_applicable
     if mode == "normalize_then_sum":
         parts = centre(parts) / _group_divisors(table)[..., None]
-        is_counted = is_counted & ~is_flat(_kept(table))
+        is_counted = is_counted & ~is_zero_std(_kept(table))
     parts = parts.masked_fill(~is_counted[:, None, :, None], 0.0)
     scale = table.weights.double() * _scale(table).double()[:, None]
     return (parts * scale[:, None, :, None]).float().masked_fill(is_missing, torch.nan)
@@ -149,7 +149,7 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     # In float32, rounding errors would exceed small covariances.
     exact = parts.double()
     total = exact.sum(dim=-1)
-    is_varied = ~is_flat(total.float())
+    is_varied = ~is_zero_std(total.float())
     if not is_varied.any():
         return torch.zeros_like(table.weights)
     centred_parts, centred_total = centre(exact[is_varied]), centre(total[is_varied])
@@ -164,7 +164,7 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
     The rest belongs to whole images: terms without parts, and what parts leave out of a score.
     """
     total = contributions(table, mode=mode).double().sum(dim=-1)
-    is_varied = ~is_flat(total.float())
+    is_varied = ~is_zero_std(total.float())
     if not table.parts or not is_varied.any():
         return 0.0
     rows, columns = next(iter(table.parts.values())).shape[2:]
@@ -174,8 +174,8 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
     return (group_sums(placed * centred) / group_sums(centred.square())).mean().item()
 
 
-def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
-    """Whether all images of a group have the same score, to within `FLAT_TOLERANCE`.
+def is_zero_std(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
+    """Whether all images of a group have the same score, to within `ZERO_STD_TOLERANCE`.
 
     Images without a score (NaN) do not count: a group with fewer than two others is flat.
     """
@@ -183,7 +183,7 @@ def is_flat(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
     highest = scores.masked_fill(is_missing, -torch.inf).amax(dim=1)
     lowest = scores.masked_fill(is_missing, torch.inf).amin(dim=1)
     largest = scores.abs().masked_fill(is_missing, 0.0).amax(dim=1)
-    return highest - lowest <= FLAT_TOLERANCE * largest
+    return highest - lowest <= ZERO_STD_TOLERANCE * largest
 
 
 def _kept(table: RewardTable) -> Float32[Tensor, "P G R"]:
@@ -194,7 +194,7 @@ def _kept(table: RewardTable) -> Float32[Tensor, "P G R"]:
 def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
     kept = _kept(table)
     standardised = centre(kept.double()) / _group_divisors(table)
-    return standardised.masked_fill(is_flat(kept)[:, None, :], 0.0).float()
+    return standardised.masked_fill(is_zero_std(kept)[:, None, :], 0.0).float()
 
 
 def _group_divisors(table: RewardTable) -> Float64[Tensor, "P 1 R"]:

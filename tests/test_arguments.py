@@ -129,10 +129,10 @@ SERVED = {"announce": cli._announce}
         (
             "plan --config-name glm_image_80gb",
             "commands.plan.plan_config",
-            {**PLAN, "processes": ALONE},
+            {**PLAN, "parallelism": ALONE},
         ),
         # The embedded model, where there is no accelerator.
-        ("plan", "commands.plan.plan_config", {**PLAN, "device": None, "processes": ALONE}),
+        ("plan", "commands.plan.plan_config", {**PLAN, "device": None, "parallelism": ALONE}),
         (
             "plan --memory 24GB --prompt-tokens 64 --cpu",
             "commands.plan.plan_config",
@@ -141,13 +141,13 @@ SERVED = {"announce": cli._announce}
                 "memory": 24 * 10**9,
                 "prompt_tokens": 64,
                 "device": None,
-                "processes": ALONE,
+                "parallelism": ALONE,
             },
         ),
         (
             "plan --processes 4 --sharding fsdp2 --device a100",
             "commands.plan.plan_config",
-            {**PLAN, "device": DEVICES["a100"], "processes": SHARDED},
+            {**PLAN, "device": DEVICES["a100"], "parallelism": SHARDED},
         ),
         (
             "serve-reward ocr",

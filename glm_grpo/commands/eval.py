@@ -23,7 +23,7 @@ from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.prepared.loading import load_models
 from glm_grpo.prepared.prompts import held_out_batches, read_prompt_set
 from glm_grpo.prepared.provenance import describe_provenance
-from glm_grpo.prepared.start import begin_with, find_start, pin_start
+from glm_grpo.prepared.start import find_start, pin_start
 from glm_grpo.run.figures import Table, change_row, interval_note
 from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint
 from glm_grpo.run.folder import (
@@ -91,11 +91,12 @@ def evaluate_run(
         logger.warning("%s", line)
     folder = _make_folder(found, directory)
     start = find_start(config)
-    models = load_models(config, model, make_accelerator().device, needs_reference=False)
+    models = load_models(
+        config, model, make_accelerator().device, start=start, needs_reference=False
+    )
     prompts = (held_out[index] for index in range(len(held_out)))
     for line in models.scorer.check_prompts(prompts, of="held-out prompts"):
         logger.warning("%s", line)
-    begin_with(models, start)
     batches = held_out_batches(config, held_out)
     mode = config.reward.combine
     part = evaluate(models, batches, step=0)

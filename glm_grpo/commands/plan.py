@@ -90,7 +90,7 @@ def plan_config(
     memory: int | None,
     prompt_tokens: int | None,
     device: DeviceSpeed | None,
-    processes: Parallelism,
+    parallelism: Parallelism,
     measured: RunFolder | None = None,
 ) -> Iterator[Table | str]:
     """Plan a run by phase; yields what to print.
@@ -99,7 +99,7 @@ def plan_config(
         config: Config of the planned run; no model is loaded.
         memory: Available bytes; None: do not check whether they suffice.
         device: Device; None: there is no accelerator, and everything is in CPU memory.
-        processes: Processes that train together; values are for the one with the largest part.
+        parallelism: Processes that train together; values are for the one with the largest part.
         measured: A run of this config, whose seconds are shown next to the floors.
     """
     model = find_model(config.model.path)
@@ -115,11 +115,11 @@ def plan_config(
         of_model,
         prompt_tokens=prompt_tokens,
         is_on_accelerator=device is not None,
-        processes=processes,
+        parallelism=parallelism,
     )
     planner.refuse_misfit(config)
     plan = planner.plan(config)
-    each = f", each of {processes.count} processes" if processes.count > 1 else ""
+    each = f", each of {parallelism.count} processes" if parallelism.count > 1 else ""
     yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
     yield from memory_lines(plan)
     yield from model.family.hint_at_size(model.path, config)
@@ -130,7 +130,7 @@ def plan_config(
             prompt_tokens=prompt_tokens,
             plan=plan,
             device=device,
-            processes=processes.count,
+            processes=parallelism.count,
         )
         is_asynchronous = config.train.mode == "async"
         collectors = config.asynchronous.collectors if is_asynchronous else None

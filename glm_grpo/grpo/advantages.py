@@ -8,7 +8,7 @@ from torch import Tensor
 
 from glm_grpo.types import Normalization
 from rewards.scored import centre
-from rewards.weighting import is_flat
+from rewards.weighting import is_zero_std
 
 
 def group_advantages(
@@ -50,7 +50,7 @@ def group_advantages(
 
     Returns:
         Advantages with a zero sum in every group, exactly 0 in groups whose rewards are equal to
-        within `rewards.weighting.FLAT_TOLERANCE`, and where fewer than two are left.
+        within `rewards.weighting.ZERO_STD_TOLERANCE`, and where fewer than two are left.
 
     Raises:
         ValueError: A reward is infinite (the message names prompt row and image), the group has
@@ -66,7 +66,7 @@ def centred_rewards(rewards: Float32[Tensor, "P G"]) -> Float64[Tensor, "P G"]:
     """Rewards less the mean of their group; exactly 0 in zero-std groups, NaN where left out."""
     # float64 keeps the sum of a group at zero to the last bit of the float32 result.
     centred = centre(rewards.double())
-    return centred.masked_fill(is_flat(rewards)[:, None] & ~rewards.isnan(), 0.0)
+    return centred.masked_fill(is_zero_std(rewards)[:, None] & ~rewards.isnan(), 0.0)
 
 
 def without_left_out(values: Float64[Tensor, "P G *T"]) -> Float64[Tensor, "P G *T"]:

@@ -23,7 +23,7 @@ from glm_grpo.grpo.advantages import (
 from glm_grpo.types import Normalization
 from rewards.parts import Grid, overlaps
 from rewards.scored import centre
-from rewards.weighting import is_flat
+from rewards.weighting import is_zero_std
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _centred_parts(
 ) -> Float64[Tensor, "P G R K"]:
     """Parts less the mean of their group; 0 in zero-std groups and for images left out."""
     parts = without_left_out(centre(placed.double()))
-    return parts.masked_fill(is_flat(rewards)[:, None, None, None], 0.0)
+    return parts.masked_fill(is_zero_std(rewards)[:, None, None, None], 0.0)
 
 
 def _scaled(

@@ -109,7 +109,7 @@ def _split_sequences(
         replayed = rows[experience.is_learned_from().flatten()[rows]]
     counts, replayed_counts = (strategy.gather(len(each)) for each in (rows, replayed))
     if not any(replayed_counts):
-        # Everything is flat: one pass for the metrics, with a gradient of zero.
+        # No advantage differs from 0: one pass for the metrics, with a gradient of zero.
         replayed = rows[:size]
         replayed_counts = [min(count, size) for count in counts]
     return [

@@ -106,7 +106,7 @@ def update_policy(
       every KL term is to the policy itself. Momentum and weight decay would change weights without
       evidence, and Adam scales a gradient of rounding errors up to full steps. This is not a
       failure, so `is_skipped` is False. The decision uses values that all processes know, because
-      one flat batch among several must not make them diverge.
+      one batch without advantages among several must not make them diverge.
 
     With `skip_zero_std` and a loss that weighs only advantages, sequences with advantage 0 are
     not replayed. The gradient is the same, bitwise if `micro_batch_size` divides the group size;

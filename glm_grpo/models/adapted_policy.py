@@ -365,7 +365,11 @@ class AdaptedPolicy(Policy):
             self._reference_adapter = self._adapter_copy()
 
     def reference_tensors(self) -> dict[str, Tensor]:
-        """Reference weights, named as in `state_tensors`; empty while it is the untrained model."""
+        """Reference weights that a checkpoint has to store, named as in `state_tensors`.
+
+        Empty while the reference is the model itself, and for full weights also while it is what
+        `start_from` loaded, which a resumed run reads again.
+        """
         if self._reference is not None and self._is_reference_moved:
             return dict(self._reference.state_dict())
         return dict(self._reference_adapter)

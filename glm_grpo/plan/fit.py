@@ -89,7 +89,7 @@ class ConfigPlanner:
     Args:
         prompt_tokens: Tokens of the longest prompt, >= 1.
         is_on_accelerator: Whether there is an accelerator; if not, everything is in CPU memory.
-        processes: Processes that train together; plans are for the one with the largest part.
+        parallelism: Processes that train together; plans are for the one with the largest part.
 
     Raises:
         ConfigError: No prompt can have so few tokens.
@@ -101,7 +101,7 @@ class ConfigPlanner:
         *,
         prompt_tokens: int,
         is_on_accelerator: bool,
-        processes: Parallelism = UNDIVIDED,
+        parallelism: Parallelism = UNDIVIDED,
     ) -> None:
         if prompt_tokens < 1:
             raise ConfigError(
@@ -111,7 +111,7 @@ class ConfigPlanner:
         self._planner = planner
         self._prompt_tokens = prompt_tokens
         self._is_on_accelerator = is_on_accelerator
-        self._processes = processes
+        self._parallelism = parallelism
 
     def plan(self, config: Config) -> MemoryPlan:
         """Plan memory by phase."""
@@ -120,7 +120,7 @@ class ConfigPlanner:
             self._effective(config),
             prompt_tokens=self._prompt_tokens,
             is_on_accelerator=self._is_on_accelerator,
-            processes=self._processes,
+            parallelism=self._parallelism,
         )
 
     def refuse_misfit(self, config: Config) -> None:
@@ -128,7 +128,7 @@ class ConfigPlanner:
         refuse_without_accelerator(
             config.model.quantization, is_on_accelerator=self._is_on_accelerator
         )
-        refuse_for_processes(config, self._processes)
+        refuse_for_processes(config, self._parallelism)
 
     def advise(self, config: Config, memory: int) -> MemoryAdvice:
         """Find keys that make a config fit: add helpful remedies in order until it fits.
@@ -170,9 +170,9 @@ class ConfigPlanner:
             return None
 
     def _effective(self, config: Config) -> Config:
-        processes = self._processes
+        parallelism = self._parallelism
         return effective_config(
-            config, processes=processes.count, is_sharded=processes.is_sharded
+            config, processes=parallelism.count, is_sharded=parallelism.is_sharded
         ).config
 
 

@@ -98,7 +98,7 @@ def plan_memory(
     *,
     prompt_tokens: int,
     is_on_accelerator: bool,
-    processes: Parallelism = UNDIVIDED,
+    parallelism: Parallelism = UNDIVIDED,
 ) -> MemoryPlan:
     """Plan the memory of a run, or of each of its processes, by phase.
 
@@ -113,12 +113,12 @@ def plan_memory(
     language, model = planner.language, config.model
     dtype, scorers = DTYPES[model.dtype], scorer_sizes(config.reward.terms.values())
     batch, evaluation = (
-        of(config, prompt_tokens=prompt_tokens, processes=processes.count)
+        of(config, prompt_tokens=prompt_tokens, processes=parallelism.count)
         for of in (training_batch, evaluation_batch)
     )
     is_offloading = config.offload != "none" and is_on_accelerator
     is_state_moved = config.offload == "modules_and_optimizer" and is_on_accelerator
-    shards = shard_bytes(language, model, processes) if processes.is_sharded else None
+    shards = shard_bytes(language, model, parallelism) if parallelism.is_sharded else None
     trained = trained_bytes(language, model)
     if shards is None:
         update = _update_bytes(planner, config, batch, is_on_accelerator=is_on_accelerator)
@@ -137,7 +137,7 @@ def plan_memory(
     unplaced = planner.unplaced(dtype)
     state = 2 * (trained if shards is None else shards.trained)
     # DDP joins gradients in copies that it keeps.
-    is_copying = processes.count > 1 and not processes.is_sharded
+    is_copying = parallelism.count > 1 and not parallelism.is_sharded
     items = [
         *([] if shards is None else _shard_items(shards, update)),
         *[_weights_item(part, is_offloading) for part in parts],
@@ -301,25 +301,27 @@ class ShardBytes:
     widening: int
 
 
-def shard_bytes(language: LanguageShape, model: ModelSection, processes: Parallelism) -> ShardBytes:
+def shard_bytes(
+    language: LanguageShape, model: ModelSection, parallelism: Parallelism
+) -> ShardBytes:
     """Shard the policy over the processes, layer by layer."""
-    item = _HALF if processes.is_mixed else DTYPES[model.dtype].itemsize
-    kept = _FLOAT32 if processes.is_mixed else item
+    item = _HALF if parallelism.is_mixed else DTYPES[model.dtype].itemsize
+    kept = _FLOAT32 if parallelism.is_mixed else item
     base = language.layer_entries + language.layers * sum(language.layer_vectors)
     outside = sum(language.outside)
     adapters = 0 if model.adapter is None else language.adapter_entries(model.adapter.rank)
     is_full = model.adapter is None
     trained = (base + outside) * kept if is_full else adapters * _FLOAT32
     frozen = 0 if is_full else (base + outside) * item
-    layers = base * item + adapters * (_HALF if processes.is_mixed else _FLOAT32)
+    layers = base * item + adapters * (_HALF if parallelism.is_mixed else _FLOAT32)
     return ShardBytes(
-        frozen=math.ceil(frozen / processes.count),
-        trained=math.ceil(trained / processes.count),
+        frozen=math.ceil(frozen / parallelism.count),
+        trained=math.ceil(trained / parallelism.count),
         whole=layers + outside * item,
         layer=layers // language.layers,
         root=outside * item,
         upcast=trained + frozen,
-        widening=_FLOAT32 // _HALF if processes.is_mixed else 1,
+        widening=_FLOAT32 // _HALF if parallelism.is_mixed else 1,
     )
 
 

@@ -15,7 +15,7 @@ from glm_grpo.config import Config
 from glm_grpo.models.find import find_model
 from glm_grpo.prepared.loading import load_models
 from glm_grpo.prepared.prepared_run import PreparedRun
-from glm_grpo.prepared.start import begin_with, find_start
+from glm_grpo.prepared.start import find_start
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.models import Models
 
@@ -25,11 +25,13 @@ def load_collector_models(config: Config) -> Models:
     # Ray does not hide accelerators from a process that asked for none.
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")
-    start = find_start(config)
-    model = find_model(config.model.path)
-    models = load_models(config, model, device, needs_reference=config.needs_reference)
-    begin_with(models, start)
-    return models
+    return load_models(
+        config,
+        find_model(config.model.path),
+        device,
+        start=find_start(config),
+        needs_reference=config.needs_reference,
+    )
 
 
 def start_collectors(

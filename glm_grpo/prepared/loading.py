@@ -17,6 +17,7 @@ from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.find import FoundModel
 from glm_grpo.models.offload import ModulePart, Movable, Offload
 from glm_grpo.plan.processes import refuse_without_accelerator
+from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.training.models import Models, out_of_memory_explained
 from rewards.build import build_scorer
 
@@ -28,12 +29,14 @@ def load_models(
     model: FoundModel,
     device: torch.device,
     *,
+    start: FoundCheckpoint | None = None,
     needs_reference: bool,
     is_sharded: bool = False,
 ) -> Models:
     """Load all models and place them on their devices.
 
     Args:
+        start: Checkpoint whose weights policy and reference begin with; None: the model's own.
         needs_reference: Whether a KL to the untrained policy has a weight.
         is_sharded: Whether the engine places the policy's weights in shards.
 
@@ -58,7 +61,7 @@ def load_models(
             config.model.path,
             time.perf_counter() - started,
         )
-        return place_models(
+        models = place_models(
             config,
             model.family,
             pipeline,
@@ -66,6 +69,10 @@ def load_models(
             needs_reference=needs_reference,
             is_sharded=is_sharded,
         )
+    if start is not None:
+        with start.checkpoint.named():
+            models.policy.start_from(start.evaluated())
+    return models
 
 
 def place_models(

@@ -23,7 +23,7 @@ def check_fit(
     planner: Planner | None,
     sources: Sequence[PromptSource],
     device: torch.device,
-    processes: Parallelism,
+    parallelism: Parallelism,
 ) -> str:
     """Refuse a config that cannot fit, and warn about one that may not.
 
@@ -33,7 +33,7 @@ def check_fit(
     Args:
         planner: Planner of the model; None if its sizes are unknown.
         sources: All prompts.
-        processes: Processes that train together. They share CPU memory and have one CUDA device
+        parallelism: Processes that train together. They share CPU memory and have one CUDA device
             each.
 
     Returns:
@@ -49,7 +49,7 @@ def check_fit(
         return skipped
     is_on_accelerator = device.type != "cpu"
     if not is_on_accelerator:
-        memory //= processes.on_machine
+        memory //= parallelism.on_machine
     captions = [caption for source in sources for caption in source.captions()]
     height, width = config.rollout.height, config.rollout.width
     tokens = planner.longest_prompt_tokens(captions, height=height, width=width)
@@ -57,11 +57,11 @@ def check_fit(
         planner,
         prompt_tokens=planner.usual_prompt_tokens if tokens is None else tokens,
         is_on_accelerator=is_on_accelerator,
-        processes=processes,
+        parallelism=parallelism,
     )
     plan = of_configs.plan(config)
     place = "on the accelerator" if is_on_accelerator else "in CPU memory"
-    each = f" for each of {processes.count} processes" if processes.count > 1 else ""
+    each = f" for each of {parallelism.count} processes" if parallelism.count > 1 else ""
     takes = f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}"
     there = f"there is {describe_bytes(memory)} {place}{each}"
     if plan.peak > memory * (1 + UNCERTAINTY):
@@ -78,19 +78,19 @@ def check_fit(
             100 * UNCERTAINTY,
         )
     if is_on_accelerator:
-        _warn_of_loading(plan, processes)
+        _warn_of_loading(plan, parallelism)
     return f"{takes}, {there}"
 
 
-def _warn_of_loading(plan: MemoryPlan, processes: Parallelism) -> None:
+def _warn_of_loading(plan: MemoryPlan, parallelism: Parallelism) -> None:
     """Warn only, because pages of mapped files count as used, although they can be reclaimed."""
     memory = cpu_memory()
-    takes = plan.cpu_at_start * processes.on_machine
+    takes = plan.cpu_at_start * parallelism.on_machine
     if memory is not None and takes > memory:
         logger.warning(
             "loading the models takes %s of CPU memory (%d processes on this machine), but there "
             "is only %s: the system may kill the run",
             describe_bytes(takes),
-            processes.on_machine,
+            parallelism.on_machine,
             describe_bytes(memory),
         )

@@ -20,7 +20,7 @@ from glm_grpo.prepared.loading import load_models
 from glm_grpo.prepared.memory import check_fit
 from glm_grpo.prepared.prompts import Prompts, read_prompts
 from glm_grpo.prepared.rewards import check_scored, check_targets, check_used
-from glm_grpo.prepared.start import begin_with, find_start, pin_start
+from glm_grpo.prepared.start import find_start, pin_start
 from glm_grpo.run.checkpoints import Checkpoint, load_checkpoint
 from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.run.resume import ResumedRun
@@ -81,15 +81,14 @@ class PreparedRun:
         """
         if needs_reference is None:
             needs_reference = self.config.needs_reference
-        models = load_models(
+        return load_models(
             self.config,
             self.model,
             self.device,
+            start=self.start,
             needs_reference=needs_reference,
             is_sharded=has_shards(self.accelerator),
         )
-        begin_with(models, self.start)
-        return models
 
     def check_scored(self, models: Models) -> list[str]:
         """Refuse prompts that no term can score; returns lines on terms that apply to few."""

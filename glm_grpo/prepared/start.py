@@ -10,7 +10,6 @@ from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint, newest_or_refuse, split_path
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.models import Models
 from rewards.problems import Problem, describe_problems
 
 
@@ -74,10 +73,3 @@ def find_start(config: Config) -> FoundCheckpoint | None:
         )
         raise ConfigError(describe_problems([Problem("model.start_from", path, rule, remedy)]))
     return found
-
-
-def begin_with(models: Models, start: FoundCheckpoint | None) -> None:
-    """Load the weights of a checkpoint into policy and reference."""
-    if start is not None:
-        with start.checkpoint.named():
-            models.policy.start_from(start.evaluated())

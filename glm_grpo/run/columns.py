@@ -59,8 +59,8 @@ def rollout_columns(experience: Experience, paths: PicturePaths, step: int) -> C
     columns["total"] = _float_column(experience.totals)
     columns["penalty"] = _float_column(experience.penalties)
     columns["advantage"] = _float_column(experience.advantages)
-    is_flat = experience.is_flat().tolist()
-    columns["is_flat"] = pyarrow.array(_repeat(is_flat, size), pyarrow.bool_())
+    is_zero_std = experience.is_zero_std().tolist()
+    columns["is_flat"] = pyarrow.array(_repeat(is_zero_std, size), pyarrow.bool_())
     if experience.trained is not None:
         discarded = experience.is_discarded().tolist()
         columns["is_discarded"] = pyarrow.array(_repeat(discarded, size), pyarrow.bool_())

@@ -190,7 +190,7 @@ def _refill(
     parts = [first]
     # The groups that represent the prompts of the step, by their place among all sampled groups.
     trained = torch.arange(len(first.totals))
-    flat = first.is_flat().nonzero().flatten()
+    flat = first.is_zero_std().nonzero().flatten()
     left = range(len(spares))
     for _ in range(rounds):
         wanted = processes.gather(len(flat))
@@ -205,7 +205,7 @@ def _refill(
                 more = sampled(spares.batch(own))
                 num_sampled = sum(len(part.totals) for part in parts)
                 trained[replaced] = num_sampled + torch.arange(len(own))
-                flat = replaced[more.is_flat()]
+                flat = replaced[more.is_zero_std()]
                 parts.append(more)
     return replace(join_experiences(parts), trained=trained)
 

@@ -168,7 +168,7 @@ def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
         for column in range(row):
             other = audit.terms[column].name
             metrics[f"correlation/{other}/{term.name}"] = audit.correlations[row, column].item()
-    metrics["advantage/zero_std_fraction"] = experience.is_flat().float().mean().item()
+    metrics["advantage/zero_std_fraction"] = experience.is_zero_std().float().mean().item()
     if experience.place_credit is not None:
         metrics["credit/placed"] = placed_share(table, mode=combine)
         metrics["credit/token_rms"] = experience.advantages.square().mean().sqrt().item()

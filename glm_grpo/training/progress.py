@@ -70,7 +70,7 @@ class Progress:
         self._is_logging = not (self._is_live and sys.stdout.isatty())
         self._phase = ""
         self._is_evaluating = False
-        self._is_flatness_known = False
+        self._is_zero_std_reported = False
         self._evaluated_prompts = ""
         self._bars = rich.progress.Progress(
             TextColumn("{task.description:<19}"),
@@ -139,10 +139,10 @@ class Progress:
         left = [f"left {timedelta(seconds=seconds)}"] if seconds else []
         head = f"step {step:>{len(str(self._total))}}/{self._total}"
         self._print([head, *_figures(metrics), *left])
-        is_flat = metrics.get("advantage/zero_std_fraction") == 1
+        is_zero_std = metrics.get("advantage/zero_std_fraction") == 1
         # A quiet console is that of a process beside the main one.
-        if is_flat and not self._is_flatness_known and not self._console.quiet:
-            self._is_flatness_known = True
+        if is_zero_std and not self._is_zero_std_reported and not self._console.quiet:
+            self._is_zero_std_reported = True
             logger.warning(
                 "all groups of step %d are zero-std groups (the images of a prompt have equal "
                 "totals): it taught nothing; use other prompts, a larger rollout.group_size or "

@@ -11,7 +11,7 @@ import torch
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.studio.rescore.rescore import kendall_taus, winner_changes
 from rewards.types import RewardTable
-from rewards.weighting import Mode, advantage_shares, combine, contributions, is_flat
+from rewards.weighting import Mode, advantage_shares, combine, contributions, is_zero_std
 from tests.browser.conftest import OpenGallery
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -135,8 +135,8 @@ def test_pages_score_as_training_does(
         assert group["after"]["totals"] == close_to(after[row])
         assert group["after"]["advantages"] == close_to(advantages[row])
     assert not advantages[0].any()
-    assert [group["before"]["isFlat"] for group in groups] == is_flat(before).tolist()
-    assert [group["after"]["isFlat"] for group in groups] == is_flat(after).tolist()
+    assert [group["before"]["isFlat"] for group in groups] == is_zero_std(before).tolist()
+    assert [group["after"]["isFlat"] for group in groups] == is_zero_std(after).tolist()
     assert [group["isWinnerChanged"] for group in groups] == winner_changes(before, after).tolist()
     taus = kendall_taus(before, after)
     assert [group["tau"] for group in groups] == [

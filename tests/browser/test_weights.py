@@ -78,7 +78,7 @@ def assert_shows(page: Page, run: RunFolder, overrides: list[str]) -> None:
     expect(page.locator("pre").nth(1)).to_have_text(command)
     expected = rescore(run, overrides)
     assert read_figure(page, "winners") == [expected.changed_winners]
-    assert read_figure(page, "flat") == [expected.flat_before, expected.flat_after]
+    assert read_figure(page, "flat") == [expected.zero_std_before, expected.zero_std_after]
     assert read_figure(page, "images") == [expected.images]
     assert read_figure(page, "tau") == pytest.approx([expected.rank_correlation], abs=1e-6)
     shares = {term.name: [term.share_before, term.share_after] for term in expected.terms}

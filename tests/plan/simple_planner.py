@@ -19,10 +19,10 @@ class SimplePlanner(Planner):
     def __init__(self):
         self.asked = []
 
-    def plan(self, config, *, prompt_tokens, is_on_accelerator, processes=UNDIVIDED):
-        self.asked.append(processes)
+    def plan(self, config, *, prompt_tokens, is_on_accelerator, parallelism=UNDIVIDED):
+        self.asked.append(parallelism)
         model, decode = config.model, config.decode
-        batch = training_batch(config, prompt_tokens=prompt_tokens, processes=processes.count)
+        batch = training_batch(config, prompt_tokens=prompt_tokens, processes=parallelism.count)
         entry = DTYPES[model.dtype].itemsize
         policy = 1000 * entry if model.quantization is None else 500
         decoder = 500 * entry if decode.quantization is None else 500

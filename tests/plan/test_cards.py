@@ -38,7 +38,7 @@ def test_full_fine_tuning_leaves_room_on_4_or_8_cards(count):
         find_model(PUBLISHED_ID).planner(),
         prompt_tokens=256,
         is_on_accelerator=True,
-        processes=processes,
+        parallelism=processes,
     )
     config = compose_config(CONFIGS, "glm_image_full", PROMPTS)
     assert config.rollout.prompts_per_step % count == 0

@@ -224,7 +224,10 @@ def test_check_prompts_names_the_first_prompts_whose_quotation_marks_ask_for_not
 
 
 def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
-    terms = [Term("any", FakeReward("any"), 1.0), Term("dogs", FakeReward("dogs"), 1.0, only="d?g")]
+    terms = [
+        Term("any", FakeReward("any"), 1.0),
+        Term("dogs", FakeReward("dogs"), 1.0, prompt_ids="d?g"),
+    ]
     scorer = Scorer(terms)
     table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
     assert (WITHOUT_TEXT.prompt_id, WITH_TEXT.prompt_id) == ("dog", "sign")

@@ -14,7 +14,7 @@ from rewards.weighting import (
     advantage_shares,
     combine,
     contributions,
-    is_flat,
+    is_zero_std,
     placed_contributions,
     placed_share,
 )
@@ -97,7 +97,7 @@ def test_scores_are_flat_up_to_eight_roundings_apart() -> None:
     step = 2.0**-23
     first = [1.0, 1.0, -1.0, 0.0]
     second = [1.0 + 8 * step, 1.0 + 9 * step, -1.0 - 8 * step, 0.0]
-    assert is_flat(torch.tensor([[first, second]])).tolist() == [[True, False, True, True]]
+    assert is_zero_std(torch.tensor([[first, second]])).tolist() == [[True, False, True, True]]
 
 
 def test_combine_normalised_has_a_floor_for_every_term() -> None:
@@ -300,7 +300,7 @@ def test_refused_images_have_no_say_in_the_scale_of_evaluations() -> None:
 
 def test_a_group_with_fewer_than_two_scores_is_flat() -> None:
     scores = torch.tensor([[0.1, NAN, NAN], [NAN, NAN, NAN], [0.1, NAN, 0.2], [0.1, NAN, 0.1]])
-    assert is_flat(scores).tolist() == [True, True, False, True]
+    assert is_zero_std(scores).tolist() == [True, True, False, True]
     table = make_table([[[0.1], [NAN], [NAN]]], [1.0])
     assert_equal(combine(table, mode="normalize_then_sum").nan_to_num(9.0), [[0.0, 9.0, 9.0]])
 

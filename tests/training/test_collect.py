@@ -387,7 +387,7 @@ class Placed(Brightness):
 
 
 def test_collect_gives_tokens_credit_for_what_they_drew() -> None:
-    advantage = advantage_settings(credit="place", later=0.0, normalization="mean_only")
+    advantage = advantage_settings(credit="place", reward_to_go=0.0, normalization="mean_only")
     experience = collected(advantage=advantage, term=Placed([]))
     tokens = experience.advantages
     assert tokens.shape == (2, 2, 3)
@@ -429,7 +429,7 @@ def test_a_policy_that_is_the_reference_loses_no_reward_to_rounding() -> None:
     experience = collected(is_reference=True, kl_coef=0.5, kl_placement="reward")
     assert experience.is_sampled_by_reference
     assert experience.penalties.tolist() == [[0, 0], [0, 0]]
-    assert experience.is_flat().tolist() == [True, False]
+    assert experience.is_zero_std().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_collect_keeps_all_of_every_round() -> None:
     # Deviations of 5 over their sample standard deviation of sqrt(50).
     expected = [0.0, -(0.5**0.5), 0.0, -(0.5**0.5)]
     assert experience.advantages[:, 0, 0].tolist() == pytest.approx(expected)
-    assert experience.is_flat().tolist() == [True, False, True, False]
+    assert experience.is_zero_std().tolist() == [True, False, True, False]
     assert experience.images.pixels[:, 0, 0, 0, 0].tolist() == [30, 10, 30, 10]
     assert experience.rewards.raw[:, 1, 0].tolist() == [30, 20, 30, 20]
     # Two groups were sampled by the first call, one by each later one.
@@ -490,7 +490,7 @@ def test_a_group_with_a_single_image_left_is_flat_and_replaced() -> None:
     # Two of the eight images of all rounds.
     experience = collected(("rising", "flat"), rounds=2, term=Refusing(10.0))
     assert experience.totals.isnan().sum() == 2
-    assert experience.is_flat().tolist() == [True] * 4
+    assert experience.is_zero_std().tolist() == [True] * 4
     assert experience.advantages.count_nonzero() == 0
 
 

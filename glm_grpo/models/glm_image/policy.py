@@ -23,8 +23,8 @@ from glm_grpo.models.glm_image.fast.compiled_layers import CompiledLayers
 from glm_grpo.models.glm_image.fast.stock_step import choose_step
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts
 from glm_grpo.models.glm_image.network import GlmImageNetwork, TokenSequences
+from glm_grpo.models.glm_image.prefill import read_prompts
 from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
-from glm_grpo.models.glm_image.sampling import read_prompts
 from glm_grpo.models.glm_image.token_grid import (
     PIXELS_PER_TOKEN,
     batch_layout,

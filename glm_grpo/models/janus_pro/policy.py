@@ -17,13 +17,13 @@ from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Preview
 from glm_grpo.models.janus_pro.loading import JanusPro, image_side
 from glm_grpo.models.janus_pro.network import JanusNetwork, TokenSequences, guidance_of
+from glm_grpo.models.janus_pro.prefill import read_prompts
 from glm_grpo.models.janus_pro.prompt_inputs import (
     PromptInputs,
     encode_prompts,
     picture_tokens,
     special_ids,
 )
-from glm_grpo.models.janus_pro.sampling import read_prompts
 from glm_grpo.models.janus_pro.token_step import JanusPrompts, choose_step
 from glm_grpo.models.token_step import StepBuilder
 from glm_grpo.types import PromptBatch, Rollout

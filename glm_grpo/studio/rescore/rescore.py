@@ -31,7 +31,7 @@ from rewards.audit import describe_rare_terms
 from rewards.problems import Problem, describe_problems, known_keys, nearest_keys
 from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
-from rewards.weighting import FLAT_TOLERANCE, advantage_shares, combine, is_flat
+from rewards.weighting import ZERO_STD_TOLERANCE, advantage_shares, combine, is_zero_std
 
 _TERM_OPTIONS = ("weight", "std_floor")
 _OF_IMAGES = ("normalization", "std_floor", "clip")
@@ -56,8 +56,8 @@ def winner_changes(
 ) -> Bool[Tensor, " P"]:
     """Whether none of a group's best images is still among its best.
 
-    Totals within `FLAT_TOLERANCE` of the highest count as best, so a zero-std group has no single
-    winner; nor has one of which no image has a total.
+    Totals within `ZERO_STD_TOLERANCE` of the highest count as best, so a zero-std group has no
+    single winner; nor has one of which no image has a total.
     """
     return ~(_is_best(before) & _is_best(after)).any(dim=1)
 
@@ -72,8 +72,8 @@ def kendall_taus(
         tau_b = (C - D) / sqrt((N - T_before) (N - T_after))
 
     Source: Kendall, The treatment of ties in ranking problems, Biometrika 33 (1945). Totals that
-    differ by at most `FLAT_TOLERANCE` times the group's largest are tied; scipy's `kendalltau` ties
-    only equal ones.
+    differ by at most `ZERO_STD_TOLERANCE` times the group's largest are tied; scipy's
+    `kendalltau` ties only equal ones.
     """
     order_before, order_after = _pair_orders(before), _pair_orders(after)
     agreement = (order_before * order_after).sum(dim=1, dtype=torch.float64)
@@ -98,7 +98,7 @@ def _pair_orders(totals: Float32[Tensor, "P G"]) -> Int8[Tensor, "P pairs"]:
 
 
 def _tolerance(totals: Float32[Tensor, "P G"]) -> Float32[Tensor, "P 1"]:
-    return FLAT_TOLERANCE * totals.nan_to_num().abs().amax(dim=1, keepdim=True)
+    return ZERO_STD_TOLERANCE * totals.nan_to_num().abs().amax(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Rescoring:
         rank_correlation: Kendall's tau-b of the totals, averaged over the groups that are flat
             neither before nor after; None if there is no such group.
         ranked_groups: Number of those groups.
-        flat_before: Number of groups whose images had equal totals.
+        zero_std_before: Number of groups whose images had equal totals.
         terms: Terms in the order of the R axis, except those that apply to no sampled prompt.
         gaining: Images that gain the most advantage, in descending order; those whose advantage
             stays the same to two decimals are left out.
@@ -172,8 +172,8 @@ class Rescoring:
     changed_winners: int
     rank_correlation: float | None
     ranked_groups: int
-    flat_before: int
-    flat_after: int
+    zero_std_before: int
+    zero_std_after: int
     terms: tuple[TermChange, ...]
     gaining: tuple[MovedImage, ...]
     losing: tuple[MovedImage, ...]
@@ -327,8 +327,8 @@ def rescore(folder: RunFolder, overrides: Sequence[str]) -> Rescoring:
         changed_winners=int(winner_changes(before.totals, after.totals).sum()),
         rank_correlation=ranked.mean().item() if len(ranked) else None,
         ranked_groups=len(ranked),
-        flat_before=int(is_flat(before.totals).sum()),
-        flat_after=int(is_flat(after.totals).sum()),
+        zero_std_before=int(is_zero_std(before.totals).sum()),
+        zero_std_after=int(is_zero_std(after.totals).sum()),
         terms=_term_changes(config, other, before, after),
         gaining=gaining,
         losing=losing,

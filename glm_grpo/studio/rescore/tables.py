@@ -68,7 +68,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
                     f"Kendall's tau-b inside groups, {ranking}",
                     "-" if tau is None else f"{tau:z.3f}",
                 ),
-                ("zero-std groups", f"{rescoring.flat_before} to {rescoring.flat_after}"),
+                ("zero-std groups", f"{rescoring.zero_std_before} to {rescoring.zero_std_after}"),
             ),
             unmoved,
         ),

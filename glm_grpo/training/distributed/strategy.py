@@ -168,7 +168,7 @@ class AccelerateStrategy(Strategy):
         return self.gather_full(self._policy.state_tensors())
 
     def reference_tensors(self) -> dict[str, Tensor]:
-        """Reference tensors if the reference was synced, which shards never do; otherwise empty."""
+        """Reference tensors that a checkpoint stores; shards hold none of them."""
         return self._policy.reference_tensors()
 
     def gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience
 from rewards.types import RewardTable
-from rewards.weighting import Mode, combine, is_flat
+from rewards.weighting import Mode, combine, is_zero_std
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def spearman_correlations(
         first: Scores.
         second: Scores of the same images.
     """
-    flat = torch.stack([is_flat(first), is_flat(second)])
+    flat = torch.stack([is_zero_std(first), is_zero_std(second)])
     ranks, others = _centred_ranks(first), _centred_ranks(second)
     sizes = ranks.square().sum(dim=1) * others.square().sum(dim=1)
     is_undefined = flat.all(dim=0) | (first + second).isnan().any(dim=1)

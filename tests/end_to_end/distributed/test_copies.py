@@ -107,8 +107,8 @@ from rewards import Scores
 def score(prompts, pixels):
     light = pixels.float().mean(dim=1) / 255  # [N, H, W]
     # Groups of longer words are flat.
-    is_flat = torch.tensor([len(prompt.texts[0]) > 3 for prompt in prompts])
-    parts = torch.where(is_flat[:, None, None], 0.5, light) / light[0].numel()
+    is_zero_std = torch.tensor([len(prompt.texts[0]) > 3 for prompt in prompts])
+    parts = torch.where(is_zero_std[:, None, None], 0.5, light) / light[0].numel()
     return Scores(parts.sum(dim=(1, 2)), parts=parts)
 """
 
@@ -119,14 +119,11 @@ def test_credit_by_place_and_refills_are_those_of_one_process(launcher):
     words = (
         "+reward.terms.mine={kind: custom, weight: 1.0, function: 'by_place.py:score'}",
         *("ocr=null", "aesthetic=null", "ssim=null", "advantage.credit=place"),
-        *(
-            "rollout.dynamic_sampling_rounds=2",
-            "train.steps=1",
-            "model.adapter={rank: 4, alpha: 8.0}",
-        ),
+        *("rollout.dynamic_sampling_rounds=2", "train.steps=1"),
+        "model.adapter={rank: 4, alpha: 8.0}",
     )
-    one = launcher.run("one", *words)
-    two = launcher.run("two", *words, processes=2)
+    one = launcher.run("one-by-place", *words)
+    two = launcher.run("two-by-place", *words, processes=2)
     assert_same_metrics(two, one)
     # Each process stores its own replacements behind its own groups.
     ours, theirs = (rows_by_image(run / "rollouts/step-000001.parquet") for run in (two, one))

@@ -17,7 +17,7 @@ from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, part_bytes, read_part_configs
-from glm_grpo.models.glm_image.sampling import read_prompts
+from glm_grpo.models.glm_image.prefill import read_prompts
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.plan.memory import language_tensors, trained_bytes
 from glm_grpo.prepared.loading import load_models

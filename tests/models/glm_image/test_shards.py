@@ -42,7 +42,7 @@ def config_of(*overrides):
 
 def plan(planner, config, processes=UNDIVIDED):
     return plan_memory(
-        planner, config, prompt_tokens=30, is_on_accelerator=True, processes=processes
+        planner, config, prompt_tokens=30, is_on_accelerator=True, parallelism=processes
     )
 
 

@@ -20,7 +20,7 @@ from glm_grpo.run.writing import encode, write_rollout
 from glm_grpo.studio.rescore.rescore import rescore
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
-from rewards.weighting import combine, is_flat
+from rewards.weighting import combine, is_zero_std
 
 PROMPT = "[red]a sign[/red] that says CAT"
 
@@ -142,7 +142,7 @@ def test_rescore_with_the_own_weights_gives_what_the_run_stored_to_the_bit(
     rescoring = rescore(folder, [])
     # The first group of every step is flat. 3 * 5 groups of 6 images.
     assert (rescoring.steps, rescoring.groups, rescoring.images) == (3, 15, 90)
-    assert (rescoring.flat_before, rescoring.ranked_groups) == (3, 12)
+    assert (rescoring.zero_std_before, rescoring.ranked_groups) == (3, 12)
     assert (rescoring.changed_winners, rescoring.rank_correlation) == (0, 1.0)
     assert rescoring.changes == rescoring.gaining == rescoring.losing == ()
     # Spelt out, the own weights change no less.
@@ -162,11 +162,15 @@ def test_rescore_leaves_out_what_the_run_left_out_while_the_term_has_a_weight(
     step = make_experience(config, raw, applies, torch.zeros(3, 3))
     folder = store_run(tmp_path, config, step)
     rescoring = rescore(folder, [])
-    assert (rescoring.changed_winners, rescoring.flat_before, rescoring.ranked_groups) == (0, 1, 2)
+    assert (rescoring.changed_winners, rescoring.zero_std_before, rescoring.ranked_groups) == (
+        0,
+        1,
+        2,
+    )
     assert rescoring.gaining == rescoring.losing == ()
     # Without a weight it leaves nothing out.
     without = rescore(folder, ["ocr=0"])
-    assert (without.flat_before, without.flat_after) == (1, 0)
+    assert (without.zero_std_before, without.zero_std_after) == (1, 0)
     moved = {image.image for image in (*without.gaining, *without.losing)}
     assert "images/step-000001/p2-0.png" in moved
 
@@ -264,7 +268,7 @@ def test_rescore_makes_advantages_step_by_step_as_training_would(
         assert image.advantage_after == expected
         before = steps[image.step - 1].advantages[place].item()
         assert image.advantage_before == before
-    assert rescoring.flat_after == sum(int(is_flat(step.totals).sum()) for step in trained)
+    assert rescoring.zero_std_after == sum(int(is_zero_std(step.totals).sum()) for step in trained)
     # group_std is what the run had.
     assert len(rescoring.changes) == 6 - (normalization == "group_std")
 
