@@ -1,4 +1,4 @@
-"""Train from a clone, as `glm-grpo train` does: argv -> config -> build -> train.
+"""Train from a clone, as `glm-grpo train` does: argv -> config -> prepare -> train.
 
 python train.py [--config-name NAME] [key=value ...]        one run
 python train.py -m key=value,value ...                      a sweep, one run after another
@@ -10,12 +10,7 @@ samples and scores in collect.py beside it, and learns in glm_grpo/grpo/update.p
 
 from __future__ import annotations
 
-import signal
 import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Imports take seconds; before errors are explained, Ctrl-C ends the program without a word.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from glm_grpo.cli import main
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
-    parser = _parser()
+    parser = make_parser()
     commands = parser.get_default("commands")
     if not words:
         parser.print_help(sys.stderr)
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.command(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="glm-grpo",
         description="Train image models that sample tokens and decode them, with GRPO.",

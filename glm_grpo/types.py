@@ -137,7 +137,8 @@ class Experience:
             False if no KL to the reference has a weight.
         is_stale: Whether an older policy sampled than the one that the updates begin with.
         trained: Indices of the groups to train on, in the order of the step's prompts that they
-            represent; the others had no standard deviation and are only stored and counted. None: all groups.
+            represent; the others had no standard deviation and are only stored and counted. None:
+            all groups.
         place_credit: What each place of a picture, on the grid of its tokens, contributed to the
             total by all terms that say so, less the mean of its group; reward units, exactly 0 in
             zero-std groups. None with credit by image.

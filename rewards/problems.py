@@ -69,13 +69,13 @@ def _show(problem: Problem) -> str:
 
 def find_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
     """Translate pydantic's errors into problems, in the order of the keys."""
-    fields = dict(_walk_fields(model))
+    fields = dict(walk_fields(model))
     return [_translate(details, fields) for details in error.errors(include_url=False)]
 
 
 def known_keys(model: type[BaseModel]) -> list[str]:
     """All dotted keys of `model`, both sections and options."""
-    return list(dict(_walk_fields(model)))
+    return list(dict(walk_fields(model)))
 
 
 def nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
@@ -100,7 +100,8 @@ def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_"))
 
 
-def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted keys of a config with their fields, those of terms as `terms.KIND.KEY`."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key, field
@@ -109,9 +110,9 @@ def _walk_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
             for kind, term in KINDS.items():
                 forms = OCR_ENGINES.values() if term is OcrConfig else [term]
                 for form in forms:
-                    yield from _walk_fields(form, f"{key}.{kind}.")
+                    yield from walk_fields(form, f"{key}.{kind}.")
         for section in _sections_in(field.annotation):
-            yield from _walk_fields(section, f"{key}.")
+            yield from walk_fields(section, f"{key}.")
 
 
 def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:

@@ -11,7 +11,7 @@ import pytest
 
 from glm_grpo import cli
 from glm_grpo.commands.arguments import memory_size, parse_weights
-from glm_grpo.commands.hydra_application import _run_hydra
+from glm_grpo.commands.hydra_application import run_hydra
 from glm_grpo.commands.probe import WrittenProbe
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
@@ -53,7 +53,7 @@ def test_help_of_a_command_has_an_example(command: str, capsys: pytest.CaptureFi
 )
 def test_a_tilde_in_a_path_is_the_home_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/mine")
-    commands = cli._parser().get_default("commands")
+    commands = cli.make_parser().get_default("commands")
     name, *others = words.split()
     given = str(vars(commands[name].parse_intermixed_args(others)))
     assert given.count("/home/mine/x") == words.count("~")
@@ -63,7 +63,7 @@ def test_a_tilde_in_a_path_is_the_home_folder(words: str, monkeypatch: pytest.Mo
 def test_train_reads_a_tilde_in_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=f"There is no folder {tmp_path}/mine"):
-        _run_hydra(["--config-dir=~/mine"])
+        run_hydra(["--config-dir=~/mine"])
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

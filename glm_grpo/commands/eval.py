@@ -87,7 +87,7 @@ def evaluate_run(
     held_out = read_prompt_set(config.data.eval_path, config, reserved)
     config = pin_start(config, found.checkpoint.run_state().start_step)
     provenance = describe_provenance(config, model, held_out=held_out, training=None)
-    for line in _changes_since(found, config, provenance):
+    for line in changes_since(found, config, provenance):
         logger.warning("%s", line)
     folder = _make_folder(found, directory)
     start = find_start(config)
@@ -109,7 +109,7 @@ def evaluate_run(
     return folder
 
 
-def _changes_since(found: FoundCheckpoint, config: Config, provenance: Provenance) -> list[str]:
+def changes_since(found: FoundCheckpoint, config: Config, provenance: Provenance) -> list[str]:
     """Lines on what is no longer as it was when the run began, so that scores may differ."""
     stored = read_provenance(found.folder)
     if stored is None:

@@ -84,10 +84,11 @@ def train_by_words(words: Sequence[str]) -> None:
     # makes it pass the exception on.
     switch = env_override({FULL_ERROR: "1"})
     with ended_in_any_case(), errors_explained("glm-grpo train"), switch:
-        _run_hydra(words)
+        run_hydra(words)
 
 
-def _run_hydra(words: Sequence[str]) -> None:
+def run_hydra(words: Sequence[str]) -> None:
+    """Let Hydra compose the config of a command line, and train."""
     parser = argparse.ArgumentParser("glm-grpo train", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", type=path)
     parser.add_argument("--config-name")

@@ -63,8 +63,8 @@ def probe_config(
     quiet_libraries()
     prepared = prepare(config)
     config = prepared.config
-    batches = _probed_batches(config, prepared.prompts.training, num_prompts)
-    needs_gradients = weights is not None and _has_credit_by_place(config, batches)
+    batches = probed_batches(config, prepared.prompts.training, num_prompts)
+    needs_gradients = weights is not None and has_credit_by_place(config, batches)
     models = prepared.load(needs_reference=needs_gradients and config.needs_reference)
     for line in prepared.check_scored(models):
         logger.warning("%s", line)
@@ -75,7 +75,7 @@ def probe_config(
     return WrittenProbe(probe_tables(report), write_probe(report, samples, directory))
 
 
-def _has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
+def has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
     """Whether credit by place can differ from credit by image here."""
     if config.loss.kind == "gmpo":
         logger.warning(
@@ -126,7 +126,7 @@ def _build_credit(
     return CreditProbe(models, config, weights)
 
 
-def _probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
+def probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:
     """Batches of the first steps, cut to the number of prompts."""
     at_once = config.rollout.prompts_per_step
     if num_prompts > len(prompts):

@@ -171,11 +171,11 @@ def update_policy(
             if targets is None:
                 return term
             sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
-            supervised = {
+            of_sft = {
                 "sft/cross_entropy": sft.means["cross_entropy"],
                 "sft/weight": targets.weight,
             }
-            return LossTerm(term.loss + sft.loss, {**term.means, **supervised})
+            return LossTerm(term.loss + sft.loss, {**term.means, **of_sft})
 
         found = _joined_gradient(trainee, accumulate)
         metrics = found.term.means

@@ -13,7 +13,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from glm_grpo.cli import _parser
+from glm_grpo.cli import make_parser
 from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.data.files import READ_FIELDS
 from glm_grpo.models.export import PROGRAM
@@ -91,7 +91,7 @@ def accept_glm_grpo(words: list[str]) -> None:
     if words[0] == "train":
         train_config(words[1:])
         return
-    options = vars(_parser().parse_args(words))
+    options = vars(make_parser().parse_args(words))
     if "overrides" in options and "config_name" in options:
         name = options["config_name"] or "tiny"
         # `plan` reads no prompts.

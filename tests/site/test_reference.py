@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from glm_grpo.config.root import Config
-from rewards.problems import _walk_fields
+from rewards.problems import walk_fields
 from tools.site.reference import config_page, pages
 
 
@@ -21,7 +21,7 @@ def test_every_key_has_an_entry() -> None:
         re.sub(r"^reward\.terms\.\w+\.", "reward.terms.<name>.", key)
         if key.startswith("reward.terms.") and key not in entries
         else key
-        for key, field in _walk_fields(Config)
+        for key, field in walk_fields(Config)
         if key.count(".") or key in ("offload", "trackers", "run_dir")
     }
     assert keys - entries == {"reward.terms", "reward.terms.<name>.kind"} | {

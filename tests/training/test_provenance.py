@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.commands.eval import _changes_since
+from glm_grpo.commands.eval import changes_since
 from glm_grpo.config import Config, compose_config, flatten, with_absolute_paths
 from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.prompts import load_prompts
@@ -306,7 +306,7 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
 
     def changes(config: Config) -> list[str]:
         held_out = load_prompts(config.data.eval_path, height=32, width=32)
-        return _changes_since(
+        return changes_since(
             found,
             config,
             describe_provenance(config, find_model("tiny"), held_out=held_out, training=None),

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from glm_grpo.cli import _parser
+from glm_grpo.cli import make_parser
 from glm_grpo.config import Config, compose_config
 from glm_grpo.config.load import flatten
 from glm_grpo.config.losses import LOSSES, LossSettings
@@ -91,7 +91,7 @@ def config_page() -> str:
 
 def commands_section() -> str:
     """Write the part of the commands page that follows from the parser."""
-    parser = _parser()
+    parser = make_parser()
     (subparsers,) = (
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
     )

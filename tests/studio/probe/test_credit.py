@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glm_grpo.commands.probe import _has_credit_by_place
+from glm_grpo.commands.probe import has_credit_by_place
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError, NonFiniteError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
@@ -177,7 +177,7 @@ def config_of(*overrides: str) -> Config:
 
 
 def test_a_loss_that_learns_by_image_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    assert not _has_credit_by_place(config_of("loss=gmpo", "advantage.credit=image"), [])
+    assert not has_credit_by_place(config_of("loss=gmpo", "advantage.credit=image"), [])
     assert "not available with loss.kind=gmpo" in caplog.text
 
 
@@ -187,8 +187,8 @@ def test_too_few_whole_batches_are_refused() -> None:
     batches = cast(Any, [whole, whole, SimpleNamespace(prompts=(prompt,) * 7)])
     told = r"make 2 of rollout.prompts_per_step = 8: .* at least 3.* set --prompts 24 or more"
     with pytest.raises(ConfigError, match=told):
-        _has_credit_by_place(config_of(), batches)
-    assert _has_credit_by_place(config_of(), [*batches, whole])
+        has_credit_by_place(config_of(), batches)
+    assert has_credit_by_place(config_of(), [*batches, whole])
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_without_a_weighted_term_that_may_have_parts_nothing_is_compared(
     batch = draw(make_logits(), 0).prompts
     target = torch.zeros(3, 32, 32, dtype=torch.uint8) if has_target else None
     batch = replace(batch, prompts=(replace(batch.prompts[0], target=target),) * 2)
-    assert _has_credit_by_place(config, [batch] * 3) == is_compared
+    assert has_credit_by_place(config, [batch] * 3) == is_compared
     assert ("aesthetic) says which places earned its score" in caplog.text) != is_compared
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.commands.probe import _probed_batches
+from glm_grpo.commands.probe import probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.prepared.prepared_run import prepare
@@ -119,7 +119,7 @@ def test_probe_samples_as_many_prompts_as_asked_or_all_there_are(tmp_path, caplo
     overrides = [f"data.path={path}", f"rollout.prompts_per_step={PROMPTS}", "rollout.group_size=2"]
     config = compose_config(CONFIG_DIR, "tiny", [*overrides, "train.micro_batch_size=6"])
     prompts = prompts_of(config).training
-    batches = _probed_batches(config, prompts, asked)
+    batches = probed_batches(config, prompts, asked)
     assert [len(batch.prompts) for batch in batches] == sizes
     whole = build_batch(config, prompts, 1)
     assert batches[0].decode_seeds == whole.decode_seeds[: sizes[0]]
