@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
-
-from glm_grpo.commands.model_card import describe_training
+from glm_grpo.commands.model_card import Description, describe_training
 from glm_grpo.config import TINY, Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import DTYPES
@@ -18,7 +15,7 @@ from glm_grpo.models.export import PROGRAM, README, StockSettings, find_license
 from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.run.finding import find_checkpoint, read_config_at
+from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint, read_config_at
 from glm_grpo.run.folder import refuse_taken, storage_errors, write_atomically
 from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, known_form
 
@@ -48,16 +45,7 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     step = found.checkpoint.step
     described = describe_training(found.folder, config, step=step)
     model = find_model(config.model.path)
-    readme = _export_model(
-        config,
-        model,
-        found.evaluated(),
-        directory,
-        kind=kind,
-        prompt=described.example,
-        results=described.results,
-        training=described.training,
-    )
+    readme = _export_model(found, model, described, directory, kind=kind)
     for name, picture in described.pictures.items():
         write_atomically(directory / name, picture)
     folder = shlex.quote(str(directory))
@@ -73,32 +61,28 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
 
 
 def _export_model(
-    config: Config,
+    found: FoundCheckpoint,
     model: FoundModel,
-    tensors: Mapping[str, Tensor],
+    described: Description,
     directory: Path,
     *,
     kind: Literal["adapter", "pipeline"],
-    prompt: str | None,
-    results: str,
-    training: str,
 ) -> Path:
     """Write trained weights in a format that other programs load.
 
     Args:
+        described: How the weights were trained, and what that changed, for the page.
         directory: Output folder, new or empty.
         kind: `adapter`: a folder that peft loads; `pipeline`: one that diffusers loads.
-        prompt: Prompt for the examples; None: one that suits the model.
-        results: Sections of the card, in Markdown, on what training changed.
-        training: Likewise on how the weights were trained.
 
     Returns:
         Path of the page, which shows how to generate an image.
     """
+    config = found.config
     base, family = model.path, model.family
     pipeline = family.load_pipeline(base, dtype=DTYPES[config.model.dtype])
     policy = family.build_policy(config, pipeline, needs_reference=False)
-    policy.load_state_tensors(tensors)
+    policy.load_state_tensors(found.evaluated())
     settings = StockSettings(
         base=base,
         is_embedded=config.model.path == TINY,
@@ -106,9 +90,9 @@ def _export_model(
         rollout=config.rollout,
         decode=config.decode,
         license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
-        results=results,
-        training=training,
-        prompt=prompt or _example_prompt(config, family),
+        results=described.results,
+        training=described.training,
+        prompt=described.example or _example_prompt(config, family),
         num_sources=config.data.sources,
         notes=_notes(config),
         method=_METHODS[config.train.method],

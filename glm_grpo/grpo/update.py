@@ -151,32 +151,20 @@ def update_policy(
     old_log_probs = _old_log_probs(trainee.policy, experience, minibatches[1:])
     samples = _Samples(experience, loss, old_log_probs)
     total, done = sum(map(len, minibatches)) * train.epochs_per_rollout, itertools.count(1)
+
+    def note_progress() -> None:
+        # A gradient that overflowed is computed again.
+        count(min(next(done), total), total)
+
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
     is_on_policy = not experience.is_stale
     updates = [*zip(minibatches, supervised, strict=True)] * train.epochs_per_rollout
     for of_samples, of_targets in updates:
-
-        def accumulate(
-            of_samples: list[MicroBatch] = of_samples, of_targets: list[MicroBatch] = of_targets
-        ) -> LossTerm:
-            term = _learn_samples(
-                trainee,
-                samples,
-                of_samples,
-                is_last_term=not of_targets,
-                count=lambda: count(min(next(done), total), total),
-            )
-            if targets is None:
-                return term
-            sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
-            of_sft = {
-                "sft/cross_entropy": sft.means["cross_entropy"],
-                "sft/weight": targets.weight,
-            }
-            return LossTerm(term.loss + sft.loss, {**term.means, **of_sft})
-
+        accumulate = partial(
+            _learn_minibatch, trainee, samples, of_samples, targets, of_targets, note_progress
+        )
         found = _joined_gradient(trainee, accumulate)
         metrics = found.term.means
         names = names or {*metrics}
@@ -190,6 +178,25 @@ def update_policy(
         is_on_policy = is_on_policy and not has_moved
         reports.append(report)
     return reports
+
+
+def _learn_minibatch(
+    trainee: Trainee,
+    samples: _Samples,
+    of_samples: list[MicroBatch],
+    targets: TargetTokens | None,
+    of_targets: list[MicroBatch],
+    note_progress: Callable[[], object],
+) -> LossTerm:
+    """Accumulate the gradient of one minibatch: of its samples, and of its target images."""
+    term = _learn_samples(
+        trainee, samples, of_samples, is_last_term=not of_targets, count=note_progress
+    )
+    if targets is None:
+        return term
+    sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
+    of_sft = {"sft/cross_entropy": sft.means["cross_entropy"], "sft/weight": targets.weight}
+    return LossTerm(term.loss + sft.loss, {**term.means, **of_sft})
 
 
 def policy_gradient(
