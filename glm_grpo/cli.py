@@ -546,7 +546,7 @@ def _serve_reward(options: argparse.Namespace) -> None:
         _argument(
             "--format",
             "adapter: folder that peft loads (default if adapters were trained); pipeline: folder "
-            "that GlmImagePipeline.from_pretrained loads, adapters merged",
+            "that the model's own class loads by from_pretrained, adapters merged",
             choices=("adapter", "pipeline"),
         ),
     ],

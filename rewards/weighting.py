@@ -137,7 +137,7 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
 
         share_r = cov_G(c_r, total) / var_G(total)
 
-    averaged over the groups whose total is not flat. This is the exact decomposition of the
+    averaged over the groups whose totals differ. This is the exact decomposition of the
     variance of a sum: shares add up to 1. A share is negative if a term pulls against the total,
     and above 1 if others pull against it. Weights do not show this: a term with a large weight and
     no spread has a share of 0.

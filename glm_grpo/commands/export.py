@@ -73,7 +73,7 @@ def _export_model(
     Args:
         described: How the weights were trained, and what that changed, for the page.
         directory: Output folder, new or empty.
-        kind: `adapter`: a folder that peft loads; `pipeline`: one that diffusers loads.
+        kind: `adapter`: a folder that peft loads; `pipeline`: one that the model's own class loads.
 
     Returns:
         Path of the page, which shows how to generate an image.

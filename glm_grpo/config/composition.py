@@ -336,7 +336,7 @@ def shell_override(key: str, value: str) -> str:
 
 
 @contextmanager
-def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
+def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
     """Pass on what Hydra says about files and overrides from which it cannot compose a config.
 
     Args:
@@ -354,11 +354,13 @@ def composition_errors(overrides: Iterable[str] = ()) -> Iterator[None]:
             names = [path.stem for path in PACKAGED_CONFIGS.glob("*.yaml")]
             name = str(error.missing_cfg_file)
             meant[name] = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        said = [
-            f"{key} is now {new}" if (new := new_key(key)) else f"{key}: did you mean {near}?"
-            for key, near in ((key, " or ".join(each)) for key, each in meant.items())
-            if near or new_key(key)
-        ]
+        is_cispo = "loss=cispo" in overrides
+        said = []
+        for key, near in meant.items():
+            if new := new_key(key, is_cispo=is_cispo):
+                said.append(f"{key} is now {new}")
+            elif near:
+                said.append(f"{key}: did you mean {' or '.join(near)}?")
         raise ConfigError("\n".join([f"The config cannot be composed: {error}", *said])) from error
 
 

@@ -33,8 +33,11 @@ _WEIGHTS = {"weigh": "truncate", "drop": "mask"}
 """Values of `loss.importance_weights` by those of `async.on_stale`."""
 
 _TERM_IDS = re.compile(r"(reward\.terms\.[^.]+\.)only")
-_METRICS = (("anchor/", "sft/"), ("flat_fraction", "zero_std_fraction"))
-"""Old parts of the names of metrics, and new ones."""
+_METRICS = (
+    (re.compile("anchor/(cross_entropy|weight)"), r"sft/\1"),
+    (re.compile("(advantage|reward/[^/]+)/flat_fraction"), r"\1/zero_std_fraction"),
+)
+"""Old names of metrics, and new ones."""
 
 
 def new_key(key: str, *, is_cispo: bool = False) -> str | None:
@@ -73,7 +76,8 @@ def refuse_old_keys(values: Mapping[str, Any]) -> None:
 def new_metric(name: str) -> str:
     """Name that a metric of a stored run has now."""
     for old, new in _METRICS:
-        name = name.replace(old, new)
+        if found := old.fullmatch(name):
+            return found.expand(new)
     return name
 
 

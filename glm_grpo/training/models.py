@@ -7,6 +7,7 @@ memory runs out, the error names the current sizes and the keys to change.
 from __future__ import annotations
 
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -259,7 +260,9 @@ def peak_memory_bytes() -> int:
     """Peak accelerator memory since the step began; without one, the process's since its start."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Kilobytes, but bytes on macOS.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def process_bytes() -> int:

@@ -339,7 +339,7 @@ class Records:
 
     def _wait(self) -> None:
         wait(self._unfinished)
-        with out_of_memory_explained("records", "those of the step before"):
+        with out_of_memory_explained("records", "those of the previous step"):
             for written in self._unfinished:
                 written.result()
         self._unfinished.clear()

@@ -91,12 +91,15 @@ def test_a_new_config_is_told_the_new_names(tmp_path: Path) -> None:
 def test_an_override_is_told_the_new_name(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} is now {RENAMED[key]}"):
         compose_config(CONFIG_DIR, "tiny", [f"{key}=1"])
+    with pytest.raises(ConfigError, match="loss.ratio_cap is now loss.max_ratio"):
+        compose_config(CONFIG_DIR, "tiny", ["loss=cispo", "loss.ratio_cap=3"])
 
 
 def test_metrics_of_older_runs_have_their_new_names(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    old = {"step": 1, "advantage/flat_fraction": 0.5, "anchor/weight": 0.1}
+    own = {"reward/brand_anchor/mean": 0.5, "mine/flat_fraction": 1.0}
+    old = {"step": 1, "advantage/flat_fraction": 0.5, "anchor/weight": 0.1, **own}
     folder.metrics_path.write_text(json.dumps(old) + "\n")
     assert read_metrics(folder) == [
-        {"step": 1, "advantage/zero_std_fraction": 0.5, "sft/weight": 0.1}
+        {"step": 1, "advantage/zero_std_fraction": 0.5, "sft/weight": 0.1, **own}
     ]

@@ -38,7 +38,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
     )
     winners, groups, tau = rescoring.changed_winners, rescoring.groups, rescoring.rank_correlation
     ranked, are = rescoring.ranked_groups, "is" if rescoring.ranked_groups == 1 else "are"
-    ranking = f"mean over {counted(ranked, 'group')} that {are} not flat"
+    ranking = f"mean over {counted(ranked, 'group')} that {are} not zero-std"
     remarks = list(rescoring.rare_terms)
     shares = [round(each, 3) for term in rescoring.terms for each in _shares(term)]
     if min(shares) < 0:
