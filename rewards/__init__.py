@@ -2,7 +2,7 @@
 
 This package does not know how the pictures were made; it never imports `glm_grpo`. `score_images`
 scores your own pictures, and `Prompt` describes what they should show. A function of your own may
-return `Scores`, whose parts are a map or `Piece`s.
+return `Scores`, whose parts are a map or `ScoreBox`s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rewards.parts import Piece
+    from rewards.score_map import ScoreBox
     from rewards.standalone import score_images
     from rewards.types import Prompt, Scores
 
@@ -27,10 +27,10 @@ for _variable, _value in {
 }.items():
     os.environ.setdefault(_variable, _value)
 
-__all__ = ["Piece", "Prompt", "Scores", "score_images"]
+__all__ = ["Prompt", "ScoreBox", "Scores", "score_images"]
 
 _MODULES = {
-    "Piece": "rewards.parts",
+    "ScoreBox": "rewards.score_map",
     "Prompt": "rewards.types",
     "Scores": "rewards.types",
     "score_images": "rewards.standalone",

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rewards.options import LONGEST_WAIT, MayChange, Options
-from rewards.parts import Parts, Piece, Pieces, is_placed_by_mean
+from rewards.score_map import ScoreBox, ScoreBoxes, ScoreMap, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 
 Need = Literal["prompt", "text", "target", "source"]
@@ -81,7 +81,7 @@ class TermConfig(Options):
     """Options that may name a local folder; other values are hub ids."""
     is_on_cpu: ClassVar[bool] = False
     """Whether it always runs on the CPU, wherever the other terms run."""
-    parts: ClassVar[Literal["always", "never", "by function"]] = "never"
+    score_map: ClassVar[Literal["always", "never", "by function"]] = "never"
     """Whether it says which part of its score each place earned; a user's function may."""
 
     weight: float
@@ -178,10 +178,8 @@ class ComparingReward:
 class PlacedReward(Reward, Protocol):
     """A term that can also say which part of its score each place of a picture earned."""
 
-    def score_with_parts(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
-        """Like `score`, with parts; see `Scores.parts`."""
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
+        """Like `score`, with a score map; see `Scores.score_map`."""
         ...
 
 
@@ -195,7 +193,7 @@ class CheckedScores:
 
     values: Float32[Tensor, " N"]
     notes: tuple[str, ...] = ()
-    parts: Parts | None = None
+    score_map: ScoreMap | None = None
 
 
 def score_checked(
@@ -203,23 +201,23 @@ def score_checked(
     prompts: Sequence[Prompt],
     pixels: UInt8[Tensor, "N 3 H W"],
     *,
-    with_parts: bool = False,
+    with_map: bool = False,
 ) -> CheckedScores:
     """Score N pictures, and check the result.
 
     Args:
-        with_parts: Whether to return parts, if the term supports them.
+        with_map: Whether to return its score map, if the term has one.
 
     Raises:
         InvalidScoresError: The result is not one finite float32 number or None, or not one note,
-            per picture; or parts are not finite, or not those of as many pictures.
+            per picture; or its score map is not finite, or not those of as many pictures.
     """
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
         # Of any type: a user's function may have returned it.
         found: object = (
-            reward.score_with_parts(prompts, pixels)
-            if with_parts and isinstance(reward, PlacedReward)
+            reward.score_with_map(prompts, pixels)
+            if with_map and isinstance(reward, PlacedReward)
             else reward.score(prompts, pixels)
         )
     count = len(prompts)
@@ -227,7 +225,7 @@ def score_checked(
         return CheckedScores(_check_values(found, count=count))
     values = _check_values(found.values, count=count)
     notes = _check_notes(found.notes, count=count)
-    parts = _check_parts(found.parts, values) if with_parts else None
+    parts = _check_parts(found.score_map, values) if with_map else None
     return CheckedScores(values, notes, parts)
 
 
@@ -322,7 +320,7 @@ def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
     return tuple(map(str, notes))
 
 
-def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> Parts | None:
+def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> ScoreMap | None:
     if parts is None:
         return None
     # No place of a refused picture earned anything.
@@ -331,15 +329,15 @@ def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> Parts | None:
         if len(parts) == len(values) and 0 not in parts.shape:
             parts = parts.detach().cpu().masked_fill(is_refused[:, None, None], 0.0)
             return _check_map(parts, values.nan_to_num())
-    elif isinstance(parts, list | tuple) and len(parts) == len(values) and _are_pieces(parts):
+    elif isinstance(parts, list | tuple) and len(parts) == len(values) and _are_boxes(parts):
         refused = is_refused.tolist()
         kept = zip(parts, refused, strict=True)
-        return _check_pieces([() if is_left_out else each for each, is_left_out in kept])
+        return _check_boxes([() if is_left_out else each for each, is_left_out in kept])
     is_map = isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype != torch.float32
     remedy = "; convert the map with .float()" if is_map else ""
     raise InvalidScoresError(
-        f"{_images(len(values))}: parts are {_describe(parts)}; they must be a map, torch.float32 "
-        f"of shape ({len(values)}, rows, columns), or a tuple of rewards.Piece for each "
+        f"{_images(len(values))}: score_map is {_describe(parts)}; it must be a map, torch.float32 "
+        f"of shape ({len(values)}, rows, columns), or a tuple of rewards.ScoreBox for each "
         f"image{remedy}"
     )
 
@@ -353,44 +351,44 @@ def _check_map(
         )
     if is_placed_by_mean(parts, values):
         raise InvalidScoresError(
-            f"{_images(len(values))}: the mean of the parts is the score, but their sum must be: "
-            "divide the parts by the number of places, rows * columns"
+            f"{_images(len(values))}: the mean of the score map is the score, but its sum must be: "
+            "divide it by the number of places, rows * columns"
         )
     return parts
 
 
-def _are_pieces(parts: Sequence[object]) -> bool:
+def _are_boxes(parts: Sequence[object]) -> bool:
     return all(
-        isinstance(pieces, list | tuple) and all(isinstance(each, Piece) for each in pieces)
-        for pieces in parts
+        isinstance(boxes, list | tuple) and all(isinstance(each, ScoreBox) for each in boxes)
+        for boxes in parts
     )
 
 
-def _check_pieces(parts: Sequence[Sequence[Piece]]) -> Pieces:
+def _check_boxes(parts: Sequence[Sequence[ScoreBox]]) -> ScoreBoxes:
     checked = tuple(
-        tuple(_check_piece(piece, image) for piece in pieces) for image, pieces in enumerate(parts)
+        tuple(_check_box(box, image) for box in boxes) for image, boxes in enumerate(parts)
     )
-    edges = [max(each.right, each.bottom) for pieces in checked for each in pieces]
+    edges = [max(each.right, each.bottom) for boxes in checked for each in boxes]
     if 0 < max(edges, default=0) <= 1:
         raise InvalidScoresError(
-            f"{_images(len(parts))}: no box of a piece ends after pixel 1; boxes are in pixels: "
+            f"{_images(len(parts))}: no box ends after pixel 1; boxes are in pixels: "
             "multiply fractions of the image by its width and height"
         )
     return checked
 
 
-def _check_piece(piece: Piece, image: int) -> Piece:
+def _check_box(box: ScoreBox, image: int) -> ScoreBox:
     # A user's numbers may be those of numpy or torch.
     value, left, top, right, bottom = (
-        float(number) for number in (piece.value, piece.left, piece.top, piece.right, piece.bottom)
+        float(number) for number in (box.value, box.left, box.top, box.right, box.bottom)
     )
     is_finite = all(map(math.isfinite, (value, left, top, right, bottom)))
     if not is_finite or right < left or bottom < top:
         raise InvalidScoresError(
-            f"image {image}: {piece} is not finite, or ends before it begins; give pixels from the "
-            "upper left corner, and leave out pieces without a value or a place"
+            f"image {image}: {box} is not finite, or ends before it begins; give pixels from the "
+            "upper left corner, and leave out boxes without a value or a place"
         )
-    return Piece(value, left, top, right, bottom, str(piece.text))
+    return ScoreBox(value, left, top, right, bottom, str(box.text))
 
 
 def _describe(found: object) -> str:

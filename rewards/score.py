@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from rewards.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_checked
 from rewards.out_of_memory import is_out_of_memory
-from rewards.parts import Grid, Pieces, parts_on_grid
 from rewards.process_defaults import ProcessDefaults
+from rewards.score_map import Grid, ScoreBoxes, map_on_grid
 from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, describe_error
 from rewards.unfinished import finished_before_exit
@@ -271,7 +271,7 @@ class Scoring:
         raw = torch.zeros(shape, dtype=torch.float32)
         notes: dict[str, list[tuple[str, ...]]] = {}
         parts: dict[str, Float32[Tensor, "P G h w"]] = {}
-        pieces: dict[str, list[Pieces]] = {}
+        boxes: dict[str, list[ScoreBoxes]] = {}
         for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
             found = self._wait(row, column, future)
             count(done, len(self._futures))
@@ -283,8 +283,8 @@ class Scoring:
                 shape = (len(self._groups), *found.places.shape)
                 empty = torch.zeros(shape, dtype=torch.float32)
                 parts.setdefault(name, empty)[row] = found.places
-            if found.pieces:
-                pieces.setdefault(name, [()] * len(self._groups))[row] = found.pieces
+            if found.score_boxes:
+                boxes.setdefault(name, [()] * len(self._groups))[row] = found.score_boxes
         return RewardTable(
             names=tuple(term.name for term in self._terms),
             raw=raw,
@@ -292,8 +292,8 @@ class Scoring:
             weights=torch.tensor([term.weight for term in self._terms], dtype=torch.float32),
             std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
             notes={name: tuple(groups) for name, groups in notes.items()},
-            parts=parts,
-            pieces={name: tuple(groups) for name, groups in pieces.items()},
+            score_map=parts,
+            score_boxes={name: tuple(groups) for name, groups in boxes.items()},
         )
 
     def _submit(self, row: int, column: int) -> None:
@@ -324,7 +324,7 @@ class _GroupScores:
     values: Float32[Tensor, " G"]
     notes: tuple[str, ...]
     places: Float32[Tensor, "G h w"] | None
-    pieces: Pieces
+    score_boxes: ScoreBoxes
 
 
 _Jobs = queue.SimpleQueue[
@@ -386,14 +386,14 @@ def _score_group(
     where = f"term {term.name}, prompt {prompt.prompt_id}"
     size, _, height, width = pixels.shape
     try:
-        scores = score_checked(term.reward, [prompt] * size, pixels, with_parts=grid is not None)
-        parts = scores.parts
+        scores = score_checked(term.reward, [prompt] * size, pixels, with_map=grid is not None)
+        parts = scores.score_map
         places = None
         if grid is not None and parts is not None:
             # Now, because maps of all groups at the resolution of pictures can take gigabytes.
-            places = parts_on_grid(parts, grid, height=height, width=width)
-        pieces = parts if isinstance(parts, tuple) else ()
-        return _GroupScores(scores.values, scores.notes, places, pieces)
+            places = map_on_grid(parts, grid, height=height, width=width)
+        boxes = parts if isinstance(parts, tuple) else ()
+        return _GroupScores(scores.values, scores.notes, places, boxes)
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", pictures=pixels) from error
     except RewardError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor
 
-from rewards.parts import Parts, Pieces
+from rewards.score_map import ScoreBoxes, ScoreMap
 
 
 class RewardError(RuntimeError):
@@ -70,14 +70,14 @@ class Scores:
             that the term refuses to score, such as one about which a judge gives no number.
         notes: The term's findings on each picture, for people: the text that OCR read, the answer
             of a judge. Empty if the term has none.
-        parts: What each place of each picture earned of its score: a map of any resolution, or
+        score_map: What each place of each picture earned of its score: a map of any resolution, or
             boxes with values. They add up to the score; what is missing belongs to the whole
             picture. None: the term does not say.
     """
 
     values: Float32[Tensor, " N"] | Sequence[float | None]
     notes: tuple[str, ...] = ()
-    parts: Parts | None = None
+    score_map: ScoreMap | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class RewardTable:
             > 0.
         notes: Notes on the pictures by term name: a tuple per prompt, with one note per picture, or
             empty if the term does not apply. Terms without notes have no entry.
-        parts: What each place of a grid earned of the raw scores, by term name; 0 for prompts to
-            which the term does not apply. They add up to the score, except for what belongs to the
-            whole picture. Terms that do not say have no entry.
-        pieces: The boxes that `parts` were drawn from, by term name: for each prompt, the pieces of
+        score_map: What each place of a grid earned of the raw scores, by term name; 0 for prompts
+            to which the term does not apply. The places add up to the score, except for what
+            belongs to the whole picture. Terms that do not say have no entry.
+        score_boxes: Boxes from which `score_map` was drawn, by term name: for each prompt those of
             each picture, or empty if the term does not apply. Terms without boxes have no entry.
     """
 
@@ -106,8 +106,8 @@ class RewardTable:
     weights: Float32[Tensor, " R"]
     std_floors: Float32[Tensor, " R"]
     notes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    parts: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
-    pieces: Mapping[str, tuple[Pieces, ...]] = field(default_factory=dict)
+    score_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
+    score_boxes: Mapping[str, tuple[ScoreBoxes, ...]] = field(default_factory=dict)
 
     def is_refused(self) -> Bool[Tensor, "P G R"]:
         """Whether a term that applies to the prompt of an image refused to score it."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from rewards.parts import Grid
+from rewards.score_map import Grid
 from rewards.scored import centre, group_means, group_sums, group_variances
 from rewards.types import RewardError, RewardTable
 
@@ -117,7 +117,7 @@ def placed_contributions(
     `contributions`: up to rounding, places and what has no place add up to a term's contribution.
     """
     parts = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
-    for name, found in table.parts.items():
+    for name, found in table.score_map.items():
         parts[:, :, table.names.index(name)] = found.flatten(-2).double()
     is_missing = is_left_out(table)[:, :, None, None]
     parts = parts.masked_fill(is_missing, torch.nan)
@@ -165,9 +165,9 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
     """
     total = contributions(table, mode=mode).double().sum(dim=-1)
     is_varied = ~is_zero_std(total.float())
-    if not table.parts or not is_varied.any():
+    if not table.score_map or not is_varied.any():
         return 0.0
-    rows, columns = next(iter(table.parts.values())).shape[2:]
+    rows, columns = next(iter(table.score_map.values())).shape[2:]
     parts = placed_contributions(table, Grid(rows, columns), mode=mode)
     placed = centre(parts.double().sum(dim=(2, 3)))[is_varied]
     centred = centre(total)[is_varied]

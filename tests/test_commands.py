@@ -39,7 +39,7 @@ from glm_grpo.prepared import memory as run_memory
 from glm_grpo.prepared.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
 from glm_grpo.prepared.rewards import check_used
 from glm_grpo.tiny.world import CAPTION_FORM
-from rewards.parts import Piece
+from rewards.score_map import ScoreBox
 from rewards.types import RewardTable
 from tests.opened import prompts_of
 
@@ -121,7 +121,7 @@ def test_check_describes_which_terms_say_where_they_were_earned() -> None:
     whole = "tokens get their image's advantage"
     assert describe_credit(table, "weighted_sum").endswith(whole)
     parts = torch.tensor([[[[1.0, 0.0]], [[0.0, 0.0]]]])
-    placed = replace(table, parts={"ssim": parts, "ocr": torch.zeros(1, 2, 1, 2)})
+    placed = replace(table, score_map={"ssim": parts, "ocr": torch.zeros(1, 2, 1, 2)})
     # The two that apply differ by 0.5 each, and one of them has places.
     assert describe_credit(placed, "weighted_sum") == (
         "by place for ssim, 50 % of the variance within groups; of the whole image for aesthetic"
@@ -135,14 +135,14 @@ def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
         is_applicable=torch.ones(1, 3, dtype=torch.bool),
         weights=torch.tensor([0.5, 0.5, 0.0]),
         std_floors=torch.full((3,), 1e-4),
-        parts={name: torch.zeros(1, 2, 1, 2) for name in ("ssim", "ocr", "watched")},
+        score_map={name: torch.zeros(1, 2, 1, 2) for name in ("ssim", "ocr", "watched")},
     )
     assert hint_at_boxes(table) == []
-    boxes = (((Piece(0.5, 0.0, 0.0, 8.0, 8.0, "A"),), ()),)
-    (found,) = hint_at_boxes(replace(table, pieces={"ocr": boxes, "watched": boxes}))
+    boxes = (((ScoreBox(0.5, 0.0, 0.0, 8.0, 8.0, "A"),), ()),)
+    (found,) = hint_at_boxes(replace(table, score_boxes={"ocr": boxes, "watched": boxes}))
     assert found.startswith("boxes of ocr are compared with the same places")
     assert "layouts that the prompt fixes" in found
-    assert hint_at_boxes(replace(table, pieces={"ocr": ((),), "watched": boxes})) == []
+    assert hint_at_boxes(replace(table, score_boxes={"ocr": ((),), "watched": boxes})) == []
 
 
 def test_check_hints_at_credit_by_place_that_has_no_effect(configs_dir: Path) -> None:

@@ -71,12 +71,12 @@ def describe_credit(table: RewardTable, mode: Mode) -> str:
     """Describe which terms say what each place earned, and how much of the reward that is."""
     applies = table.is_applicable.any(dim=0) & (table.weights != 0)
     weighed = [name for name, is_used in zip(table.names, applies, strict=True) if is_used]
-    placed = [name for name in weighed if name in table.parts]
+    placed = [name for name in weighed if name in table.score_map]
     if not placed:
         return "no term says which places earned its score: tokens get their image's advantage"
     share = 100 * placed_share(table, mode=mode)
     found = f"by place for {', '.join(placed)}, {share:z.0f} % of the variance within groups"
-    whole = [name for name in weighed if name not in table.parts]
+    whole = [name for name in weighed if name not in table.score_map]
     return found + (f"; of the whole image for {', '.join(whole)}" if whole else "")
 
 
@@ -85,7 +85,7 @@ def hint_at_boxes(table: RewardTable) -> list[str]:
     boxed = [
         name
         for name, weight in zip(table.names, table.weights.tolist(), strict=True)
-        if weight and any(table.pieces.get(name, ()))
+        if weight and any(table.score_boxes.get(name, ()))
     ]
     if not boxed:
         return []

@@ -25,7 +25,7 @@ _PIECE = pyarrow.struct(
     [("text", pyarrow.string())]
     + [(name, pyarrow.float32()) for name in ("value", "left", "top", "right", "bottom")]
 )
-"""Type of a `rewards.parts.Piece`; edges in pixels."""
+"""Type of a `rewards.score_map.ScoreBox`; edges in pixels."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _place_columns(experience: Experience) -> Columns:
         rows = [[list(row) for row in image] for image in halves]
         columns[CREDIT] = pyarrow.array(rows, pyarrow.list_(pyarrow.list_(pyarrow.float16())))
     size = experience.rewards.raw.shape[1]
-    for name, groups in experience.rewards.pieces.items():
+    for name, groups in experience.rewards.score_boxes.items():
         found = [
             None if pieces is None else [vars(piece) for piece in pieces]
             for group in groups

@@ -73,8 +73,8 @@ def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
         raw=torch.cat([table.raw for table in tables]),
         is_applicable=torch.cat([table.is_applicable for table in tables]),
         notes=_join_groups([(table.notes, len(table.raw)) for table in tables]),
-        parts=_join_parts(tables),
-        pieces=_join_groups([(table.pieces, len(table.raw)) for table in tables]),
+        score_map=_join_parts(tables),
+        score_boxes=_join_groups([(table.score_boxes, len(table.raw)) for table in tables]),
     )
 
 
@@ -94,13 +94,13 @@ def _join_groups(
 
 
 def _join_parts(tables: Sequence[RewardTable]) -> dict[str, Float32[Tensor, "P G h w"]]:
-    names = dict.fromkeys(name for table in tables for name in table.parts)
+    names = dict.fromkeys(name for table in tables for name in table.score_map)
     # Of a term that applies to no prompt of a part, that part has none.
-    shape = next((parts.shape[2:] for table in tables for parts in table.parts.values()), ())
+    shape = next((parts.shape[2:] for table in tables for parts in table.score_map.values()), ())
     return {
         name: torch.cat(
             [
-                table.parts.get(name, table.raw.new_zeros(*table.raw.shape[:2], *shape))
+                table.score_map.get(name, table.raw.new_zeros(*table.raw.shape[:2], *shape))
                 for table in tables
             ]
         )

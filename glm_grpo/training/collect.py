@@ -22,8 +22,8 @@ from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
 from glm_grpo.training.models import Models, PhaseClock, replay_size
 from glm_grpo.types import Experience, PromptBatch, Rollout
-from rewards.parts import Grid
 from rewards.refusals import check_refusals, find_refusals, join_refusals
+from rewards.score_map import Grid
 from rewards.weighting import combine, placed_contributions
 
 

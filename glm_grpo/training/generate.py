@@ -14,7 +14,7 @@ from glm_grpo.models.sampling import prompts_at_once
 from glm_grpo.training.collate import join_rollouts
 from glm_grpo.training.models import Models, PhaseClock, decoding_size, sampling_size
 from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout
-from rewards.parts import Grid
+from rewards.score_map import Grid
 from rewards.types import RewardTable
 
 

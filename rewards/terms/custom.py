@@ -36,7 +36,7 @@ class CustomConfig(TermConfig):
     """A user-defined function."""
 
     is_users_program = True
-    parts = "by function"
+    score_map = "by function"
 
     kind: Literal["custom"]
     """Class that scores."""
@@ -44,7 +44,7 @@ class CustomConfig(TermConfig):
     """`file.py:function`, in `folder`, or `module:function`, in `folder` or installed. It gets a
     list of N prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32
     tensor [N], or
-    `rewards.Scores(numbers, parts=maps)`, whose maps, Float32 [N, rows, columns], say which part
+    `rewards.Scores(numbers, score_map=maps)`; the maps, Float32 [N, rows, columns], say which part
     of each number each place of the image earned. In a list of numbers, None leaves an image that
     the function cannot score out of its group."""
     folder: MayChange[PathText | None] = None

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from rapidfuzz.distance import Levenshtein
 
-from rewards.parts import Piece
+from rewards.score_map import ScoreBox
 from rewards.terms.reading_orders import TextBox
 from rewards.terms.text_matching import BoxMatch, Span, fold_text, plain_form
 
 
-def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[Piece, ...]:
+def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[ScoreBox, ...]:
     """Divide the score of a match among the letters that were read; it is the sum of the pieces.
 
     - A letter is right if it belongs to the words of a wanted text and, with the fewest edits, to
@@ -29,7 +29,7 @@ def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[Pi
         A piece for each letter that was read, as the engine wrote it, white space excepted.
     """
     values = _letter_values(match)
-    pieces: list[Piece] = []
+    pieces: list[ScoreBox] = []
     for _, words in itertools.groupby(range(len(match.words)), lambda word: id(match.boxes[word])):
         of_box = list(words)
         box_values = itertools.chain.from_iterable(values[word] for word in of_box)
@@ -75,8 +75,8 @@ def _span_values(words: Sequence[str], span: Span) -> list[float]:
 
 def _box_pieces(
     box: TextBox, values: Iterator[float], *, is_case_sensitive: bool
-) -> Iterator[Piece]:
-    """Pieces of the letters of a box, from the values of its folded letters."""
+) -> Iterator[ScoreBox]:
+    """ScoreBoxes of the letters of a box, from the values of its folded letters."""
     boxes = box.letter_boxes()
     start = 0
     for letter in split_letters(box.text):
@@ -85,7 +85,7 @@ def _box_pieces(
         folded = fold_text(letter, is_case_sensitive=is_case_sensitive)
         if folded:
             value = sum(itertools.islice(values, len(folded)))
-            yield Piece(value, min(lefts), min(tops), max(rights), max(bottoms), letter.strip())
+            yield ScoreBox(value, min(lefts), min(tops), max(rights), max(bottoms), letter.strip())
 
 
 def split_letters(text: str) -> list[str]:

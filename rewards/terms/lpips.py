@@ -20,7 +20,7 @@ from rewards.base import (
     stack_compared,
     to_unit_range,
 )
-from rewards.parts import Grid, parts_on_grid
+from rewards.score_map import Grid, map_on_grid
 from rewards.types import Prompt, RewardError, Scores, describe_error
 
 Network = Literal["alex", "vgg", "squeeze"]
@@ -31,7 +31,7 @@ _UNTRAINED_SEED = 0
 class LpipsConfig(ComparingConfig):
     """LPIPS to the prompt's target image, as 1 - distance."""
 
-    parts = "always"
+    score_map = "always"
 
     kind: Literal["lpips"]
     """Class that scores."""
@@ -83,9 +83,7 @@ class LpipsReward(ComparingReward):
         return self._value([average for average, _ in self._layers(prompts, pixels)])
 
     @torch.no_grad()
-    def score_with_parts(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         """Like `score`; every place has an equal share of the 1, less its part of the distance.
 
         The maps of all layers are brought to the resolution of the first, which is the finest, by
@@ -96,8 +94,8 @@ class LpipsReward(ComparingReward):
         distances = maps[0] / len(grid)
         for each in maps[1:]:
             share = each / each[0].numel()
-            distances += parts_on_grid(share, grid, height=pixels.shape[2], width=pixels.shape[3])
-        return Scores(self._value(averages), parts=1 / len(grid) - distances / self._divisor)
+            distances += map_on_grid(share, grid, height=pixels.shape[2], width=pixels.shape[3])
+        return Scores(self._value(averages), score_map=1 / len(grid) - distances / self._divisor)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The backbone with its linear layers."""

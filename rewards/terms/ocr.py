@@ -30,7 +30,7 @@ class OcrConfig(TermConfig):
     """Whether the prompt's texts can be read."""
 
     compares_with = ("text",)
-    parts = "always"
+    score_map = "always"
 
     kind: Literal["ocr"]
     """Class that scores."""
@@ -162,15 +162,13 @@ class OcrReward:
         return self._to_scores(self._match(prompts, pixels))
 
     @torch.no_grad()
-    def score_with_parts(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         """Like `score`; the parts are the letters that were read, see `place_score`."""
         matches = self._match(prompts, pixels)
         pieces = tuple(
             place_score(match, is_case_sensitive=self._is_case_sensitive) for match in matches
         )
-        return replace(self._to_scores(matches), parts=pieces)
+        return replace(self._to_scores(matches), score_map=pieces)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The engine's networks."""

@@ -29,7 +29,7 @@ _LEAST_DIFFERENCE = 1 / 255**2
 class PsnrConfig(ComparingConfig):
     """Peak signal-to-noise ratio to the prompt's target image."""
 
-    parts = "always"
+    score_map = "always"
 
     kind: Literal["psnr"]
     """Class that scores."""
@@ -64,9 +64,7 @@ class PsnrReward(ComparingReward):
         return _compare(pictures, targets)
 
     @torch.no_grad()
-    def score_with_parts(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         """Like `score`; every pixel has an equal share of the 1, less its part of what is lost.
 
         PSNR is no sum over pixels, so 1 - score is divided between them by squared difference.
@@ -77,7 +75,7 @@ class PsnrReward(ComparingReward):
         # Equal pictures have lost nothing.
         totals = squares.sum(dim=(1, 2), keepdim=True).clamp(min=_LEAST_DIFFERENCE)
         losses = (1 - values)[:, None, None] * squares / totals
-        return Scores(values, parts=1 / squares[0].numel() - losses)
+        return Scores(values, score_map=1 / squares[0].numel() - losses)
 
     def _pairs(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]

@@ -26,7 +26,7 @@ C1, C2 = 0.01**2, 0.03**2
 class SsimConfig(ComparingConfig):
     """Structural similarity to the prompt's target image."""
 
-    parts = "always"
+    score_map = "always"
 
     kind: Literal["ssim"]
     """Class that scores."""
@@ -60,15 +60,13 @@ class SsimReward(ComparingReward):
         return torch.cat([_value(losses) for losses in self._losses(prompts, pixels)])
 
     @torch.no_grad()
-    def score_with_parts(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         """Like `score`; the parts are the similarity at each pixel over the number of pixels."""
         values, parts = [], []
         for losses in self._losses(prompts, pixels):
             values.append(_value(losses))
             parts.append((1 - losses.mean(dim=1)) / losses[0, 0].numel())
-        return Scores(torch.cat(values), parts=torch.cat(parts))
+        return Scores(torch.cat(values), score_map=torch.cat(parts))
 
     def _losses(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]

@@ -37,7 +37,7 @@ def score(prompts, pixels):
     """Red, less the mean of green and blue; what each place earned."""
     red, green, blue = (pixels.float() / 255).unbind(1)
     places = torch.nn.functional.avg_pool2d((red - (green + blue) / 2)[:, None], 8)[:, 0]
-    return Scores(places.mean(dim=(1, 2)), parts=places / places[0].numel())
+    return Scores(places.mean(dim=(1, 2)), score_map=places / places[0].numel())
 '''
 
 

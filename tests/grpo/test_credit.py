@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.credit import TokenPlaces, place_credit, token_advantages, token_places
-from rewards.parts import Grid
+from rewards.score_map import Grid
 
 TWO_BY_TWO = Grid(2, 2)
 GRPO: dict[str, Any] = {"normalization": "group_std", "std_floor": 0.02, "clip": 5.0}

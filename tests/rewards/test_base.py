@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rewards.base import InvalidScoresError, Need, has_needs, score_checked
-from rewards.parts import Piece
+from rewards.score_map import ScoreBox
 from rewards.types import Prompt, Scores
 
 TARGET = torch.zeros(3, 2, 2, dtype=torch.uint8)
@@ -125,28 +125,28 @@ def test_score_checked_marks_what_a_term_refuses_and_nothing_else() -> None:
 
 
 def test_no_place_of_a_refused_image_earned_anything() -> None:
-    maps = Placed(values=[None, 1.0], parts=torch.full((2, 2, 1), 0.5))
-    pieces = Placed(values=[None, 1.0], parts=((WORD,), (WORD,)))
-    found = score_checked(maps, *TWO, with_parts=True).parts
+    maps = Placed(values=[None, 1.0], score_map=torch.full((2, 2, 1), 0.5))
+    pieces = Placed(values=[None, 1.0], score_map=((WORD,), (WORD,)))
+    found = score_checked(maps, *TWO, with_map=True).score_map
     assert found.flatten(1).tolist() == [[0.0, 0.0], [0.5, 0.5]]
-    assert score_checked(pieces, *TWO, with_parts=True).parts == ((), (WORD,))
+    assert score_checked(pieces, *TWO, with_map=True).score_map == ((), (WORD,))
 
 
-WORD = Piece(0.5, 0.0, 1.0, 2.0, 4.0, "A")
+WORD = ScoreBox(0.5, 0.0, 1.0, 2.0, 4.0, "A")
 
 
 def test_score_checked_gives_parts_where_they_are_asked_for() -> None:
     for parts in (torch.full((2, 2, 1), 0.5), ((WORD,), ())):
-        term = Placed(parts=parts)
-        assert score_checked(term, *TWO).parts is None
-        assert torch.equal(score_checked(term, *TWO, with_parts=True).values, torch.ones(2))
-        assert str(score_checked(term, *TWO, with_parts=True).parts) == str(parts)
-    assert score_checked(Fixed(torch.ones(2)), *TWO, with_parts=True).parts is None
+        term = Placed(score_map=parts)
+        assert score_checked(term, *TWO).score_map is None
+        assert torch.equal(score_checked(term, *TWO, with_map=True).values, torch.ones(2))
+        assert str(score_checked(term, *TWO, with_map=True).score_map) == str(parts)
+    assert score_checked(Fixed(torch.ones(2)), *TWO, with_map=True).score_map is None
 
 
 def test_pieces_become_tuples_of_plain_numbers() -> None:
-    piece = Piece(*np.array([0.5, 0.0, 1.0, 2.0, 4.0]), "A")
-    found = score_checked(Placed(parts=[[piece], []]), *TWO, with_parts=True).parts
+    piece = ScoreBox(*np.array([0.5, 0.0, 1.0, 2.0, 4.0]), "A")
+    found = score_checked(Placed(score_map=[[piece], []]), *TWO, with_map=True).score_map
     # Numbers of numpy equal those of Python, but cannot be stored as JSON.
     assert str(found) == str(((WORD,), ()))
 
@@ -154,29 +154,29 @@ def test_pieces_become_tuples_of_plain_numbers() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (torch.ones(1, 2, 2), r"images 0 to 1: parts are .*shape \(1, 2, 2\)"),
+        (torch.ones(1, 2, 2), r"images 0 to 1: score_map is .*shape \(1, 2, 2\)"),
         (torch.ones(2, 4), r"shape \(2, 4\)"),
         (torch.ones(2, 0, 4), r"shape \(2, 0, 4\)"),
         (torch.ones(2, 2, 2).double(), r"torch.float64 .*; convert the map with .float\(\)"),
         (torch.tensor([[[1.0]], [[torch.inf]]]), "image 1: a part .* not finite"),
-        (torch.ones(2, 2, 2), "images 0 to 1: the mean of the parts is the score"),
-        (np.ones((2, 2, 2)), "parts are a ndarray"),
-        (((WORD,),), "parts are a tuple"),
-        ((WORD, WORD), "parts are a tuple"),
-        (((), (0.5,)), "parts are a tuple"),
-        (((), (replace(WORD, value=math.nan),)), "^image 1: Piece.* is not finite"),
-        (((replace(WORD, bottom=math.inf),), ()), "image 0: Piece.* is not finite"),
+        (torch.ones(2, 2, 2), "images 0 to 1: the mean of the score map is the score"),
+        (np.ones((2, 2, 2)), "score_map is a ndarray"),
+        (((WORD,),), "score_map is a tuple"),
+        ((WORD, WORD), "score_map is a tuple"),
+        (((), (0.5,)), "score_map is a tuple"),
+        (((), (replace(WORD, value=math.nan),)), "^image 1: ScoreBox.* is not finite"),
+        (((replace(WORD, bottom=math.inf),), ()), "image 0: ScoreBox.* is not finite"),
         (((replace(WORD, left=3.0),), ()), "ends before it begins"),
         (((replace(WORD, top=5.0),), ()), "ends before it begins"),
-        (((Piece(1.0, 0.0, 0.5, 0.5, 1.0),), ()), "boxes are in pixels"),
+        (((ScoreBox(1.0, 0.0, 0.5, 0.5, 1.0),), ()), "boxes are in pixels"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_score_checked_refuses_what_are_no_parts(parts: object, message: str) -> None:
     with pytest.raises(InvalidScoresError, match=message):
-        score_checked(Placed(parts=parts), *TWO, with_parts=True)
+        score_checked(Placed(score_map=parts), *TWO, with_map=True)
 
 
-@pytest.mark.parametrize("parts", [((), ()), ((Piece(*[0.0] * 5),), ())])
+@pytest.mark.parametrize("parts", [((), ()), ((ScoreBox(*[0.0] * 5),), ())])
 def test_images_may_have_no_pieces_or_ones_without_area(parts: object) -> None:
-    assert score_checked(Placed(parts=parts), *TWO, with_parts=True).parts == parts
+    assert score_checked(Placed(score_map=parts), *TWO, with_map=True).score_map == parts

@@ -12,8 +12,8 @@ from PIL import Image
 from rewards import score_images
 from rewards.base import score_checked
 from rewards.config import RewardConfig, with_functions
-from rewards.parts import Grid, parts_on_grid
 from rewards.score import Scorer, Term
+from rewards.score_map import Grid, map_on_grid
 from rewards.terms.custom import CustomReward, find_sources, load_function, name_function
 from rewards.types import Prompt, RewardError, RewardTable
 
@@ -81,19 +81,19 @@ def test_custom_function_may_refuse_a_picture(write_module: Write) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    ["torch.full((3, 1, 2), 0.5)", "((Piece(1.0, 0.0, 0.0, 2.0, 2.0, 'A'),), (), ())"],
+    ["torch.full((3, 1, 2), 0.5)", "((ScoreBox(1.0, 0.0, 0.0, 2.0, 2.0, 'A'),), (), ())"],
 )
 def test_custom_function_may_return_parts_and_notes(write_module: Write, parts: str) -> None:
     name = write_module(
         "import torch\n"
-        "from rewards import Piece, Scores\n"
+        "from rewards import ScoreBox, Scores\n"
         "def score(prompts, pixels):\n"
         "    values = torch.ones(len(prompts))\n"
-        f"    return Scores(values, notes=('a', 'b', 'c'), parts={parts})\n"
+        f"    return Scores(values, notes=('a', 'b', 'c'), score_map={parts})\n"
     )
     reward = CustomReward(f"{name}:score", needs=())
-    scores = score_checked(reward, [DOG] * 3, PIXELS, with_parts=True)
-    placed = parts_on_grid(scores.parts, Grid(1, 2), height=2, width=2)
+    scores = score_checked(reward, [DOG] * 3, PIXELS, with_map=True)
+    placed = map_on_grid(scores.score_map, Grid(1, 2), height=2, width=2)
     assert placed[0].tolist() == [[0.5, 0.5]]
     assert scores.notes == ("a", "b", "c")
     # A table of scores has the notes, too.

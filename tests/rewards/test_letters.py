@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.parts import Piece
+from rewards.score_map import ScoreBox
 from rewards.terms.letters import place_score
 from rewards.terms.reading_orders import Box, TextBox
 from rewards.terms.text_matching import match_boxes
@@ -96,12 +96,12 @@ def test_right_letters_earn_their_share_where_they_stand(
 def test_letters_have_boxes_of_the_engine_or_equal_parts_of_the_text() -> None:
     tall = TextBox("AB", 0.0, 0.0, 10.0, 40.0)
     (first, second) = place_score(match_boxes([tall], ["AB"]))
-    assert first == Piece(0.5, 0.0, 0.0, 10.0, 20.0, "A")
-    assert second == Piece(0.5, 0.0, 20.0, 10.0, 40.0, "B")
+    assert first == ScoreBox(0.5, 0.0, 0.0, 10.0, 20.0, "A")
+    assert second == ScoreBox(0.5, 0.0, 20.0, 10.0, 40.0, "B")
     upwards = replace(tall, letters=(Box(0.0, 30.0, 10.0, 40.0), Box(0.0, 0.0, 10.0, 30.0)))
     (first, second) = place_score(match_boxes([upwards], ["AB"]))
-    assert first == Piece(0.5, 0.0, 30.0, 10.0, 40.0, "A")
-    assert second == Piece(0.5, 0.0, 0.0, 10.0, 30.0, "B")
+    assert first == ScoreBox(0.5, 0.0, 30.0, 10.0, 40.0, "A")
+    assert second == ScoreBox(0.5, 0.0, 0.0, 10.0, 30.0, "B")
 
 
 def test_text_that_nobody_asked_for_loses_what_the_penalty_takes() -> None:

@@ -32,14 +32,14 @@ def test_lpips_equals_the_reference_figures(
     reward = make(network, pretrained=True)
     reference, *distorted = lpips_pictures
     prompts = [Prompt("ref", "a picture", target=reference)] * 2
-    scores = reward.score_with_parts(prompts, torch.stack(distorted))
+    scores = reward.score_with_map(prompts, torch.stack(distorted))
     # p1 is the closer one, so it scores higher.
     torch.testing.assert_close(scores.values, 1 - torch.tensor(distances), rtol=0, atol=1e-5)
     assert_parts_add_up(scores)
 
 
 def assert_parts_add_up(scores: Scores) -> None:
-    torch.testing.assert_close(scores.parts.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores.score_map.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_lpips_equals_that_of_the_package_and_its_parts_add_up(
     (module,) = reward.modules()
     compared = torch.stack([prompt.target for prompt in prompts])
     distances = module(pictures / 255, compared / 255, normalize=True).flatten()
-    scores = reward.score_with_parts(prompts, pictures)
+    scores = reward.score_with_map(prompts, pictures)
     assert torch.equal(scores.values, reward.score(prompts, pictures))
     torch.testing.assert_close(scores.values, 1 - distances / module.L, rtol=0, atol=1e-6)
     assert_parts_add_up(scores)
@@ -87,15 +87,15 @@ def test_lpips_equals_that_of_the_package_and_its_parts_add_up(
     for row in range(3):
         is_copy = torch.equal(pictures[row], prompts[row].target)
         assert (scores.values[row] == 1) == is_copy
-        assert (scores.parts[row].min() == scores.parts[row].max()) == is_copy
+        assert (scores.score_map[row].min() == scores.score_map[row].max()) == is_copy
 
 
 def test_a_corner_of_a_picture_lowers_the_parts_of_lpips_there(untrained: LpipsReward) -> None:
     target = noise(0)
     picture = target.clone()
     picture[:, 48:, :16] = noise(1)[:, 48:, :16]
-    scores = untrained.score_with_parts([Prompt("a", "a", target=target)], picture[None])
-    lost = 1 / scores.parts[0].numel() - scores.parts[0]
+    scores = untrained.score_with_map([Prompt("a", "a", target=target)], picture[None])
+    lost = 1 / scores.score_map[0].numel() - scores.score_map[0]
     # Fields of the deeper layers reach beyond the corner.
     half = len(lost) // 2
     assert lost[half:, :half].sum() > 0.9 * lost.sum()

@@ -135,13 +135,13 @@ def test_ocr_says_which_letters_earned_the_score() -> None:
     reader = FakeReader("\u00dfAT", "DIG !", "", alphabet=string.ascii_letters)
     reward = OcrReward(reader, is_case_sensitive=True, extra_text_penalty=0.5)
     prompts = [Prompt("a", "a", texts=("CAT",)), *[Prompt("b", "b", texts=("DOG",))] * 2]
-    scores = reward.score_with_parts(prompts, blank(3))
+    scores = reward.score_with_map(prompts, blank(3))
     plain = reward.score(prompts, blank(3))
     assert torch.equal(scores.values, plain.values)
     assert scores.notes == plain.notes
-    assert plain.parts is None
-    assert isinstance(scores.parts, tuple)
-    first, second, third = ([piece.value for piece in pieces] for pieces in scores.parts)
+    assert plain.score_map is None
+    assert isinstance(scores.score_map, tuple)
+    first, second, third = ([piece.value for piece in pieces] for pieces in scores.score_map)
     # Where case does not count, this would be ss.
     assert first == pytest.approx([0.0, 1 / 3, 1 / 3])
     # One of four letters is extra, at half its part of the score.

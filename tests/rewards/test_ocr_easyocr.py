@@ -74,10 +74,10 @@ def test_easyocr_reads_photographed_words(reader: EasyOcrReader, assets_dir: Pat
 @pytest.mark.parametrize("text", ["OPEN", "MY HILL"])
 def test_easyocr_says_where_each_letter_stands(reader: EasyOcrReader, text: str, turn: int) -> None:
     pixels = torch.rot90(drawn(text), turn, dims=(1, 2))[None]
-    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=(text,))], pixels)
+    scores = OcrReward(reader).score_with_map([Prompt("a", "a", texts=(text,))], pixels)
     assert scores.values.tolist() == [1.0]
-    assert isinstance(scores.parts, tuple)
-    (pieces,) = scores.parts
+    assert isinstance(scores.score_map, tuple)
+    (pieces,) = scores.score_map
     assert "".join(piece.text for piece in pieces) == text.replace(" ", "")
     assert [piece.value for piece in pieces] == pytest.approx([1 / len(pieces)] * len(pieces))
     # The text is in the middle; turned to the left, it runs upwards.

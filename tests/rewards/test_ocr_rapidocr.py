@@ -82,9 +82,9 @@ def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(reader: RapidOcrReader) -
 def test_rapidocr_reads_nothing_in_a_blank_picture(reader: RapidOcrReader) -> None:
     grey = torch.full((1, 3, 128, 128), 127, dtype=torch.uint8)
     assert reader.read(grey) == [[]]
-    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=("OPEN",))], grey)
+    scores = OcrReward(reader).score_with_map([Prompt("a", "a", texts=("OPEN",))], grey)
     assert scores.values.tolist() == [0.0]
-    assert scores.parts == ((),)
+    assert scores.score_map == ((),)
 
 
 def test_rapidocr_reads_photographed_words(reader: RapidOcrReader, assets_dir: Path) -> None:
@@ -151,10 +151,10 @@ def test_rapidocr_says_where_each_letter_stands(
     reader: RapidOcrReader, text: str, width: int, height: int, size: int, turn: int
 ) -> None:
     pixels, places = drawn_line(text, width=width, height=height, size=size, turn=turn)
-    scores = OcrReward(reader).score_with_parts([Prompt("a", "a", texts=(text,))], pixels)
+    scores = OcrReward(reader).score_with_map([Prompt("a", "a", texts=(text,))], pixels)
     assert scores.values.tolist() == [1.0]
-    assert isinstance(scores.parts, tuple)
-    (pieces,) = scores.parts
+    assert isinstance(scores.score_map, tuple)
+    (pieces,) = scores.score_map
     assert "".join(piece.text for piece in pieces) == text.replace(" ", "")
     assert [piece.value for piece in pieces] == pytest.approx([1 / len(pieces)] * len(pieces))
     for piece, (x, y) in zip(pieces, places, strict=True):

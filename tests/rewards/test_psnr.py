@@ -47,13 +47,13 @@ def test_parts_of_psnr_share_the_loss_by_squared_difference() -> None:
     picture = target.clone()
     picture[:, 0, 1] = 51  # a fifth of the range in each channel
     picture[0, 1, 0] = 102  # two fifths in one
-    scores = PsnrReward().score_with_parts([Prompt("0", "a", target=target)], picture[None])
+    scores = PsnrReward().score_with_map([Prompt("0", "a", target=target)], picture[None])
     # Squared differences 3 / 25 and 4 / 25, over 12 values; a score of 0.325.
     score = 10 * math.log10(12 / (7 / 25)) / 50
     lost = 1 - score
     assert scores.values.item() == pytest.approx(score, abs=1e-6)
     expected = torch.tensor([[[0.25, 0.25 - lost * 3 / 7], [0.25 - lost * 4 / 7, 0.25]]])
-    torch.testing.assert_close(scores.parts, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(scores.score_map, expected, rtol=0, atol=1e-6)
 
 
 def test_parts_of_psnr_of_limited_scores() -> None:
@@ -62,9 +62,9 @@ def test_parts_of_psnr_of_limited_scores() -> None:
     half[:, :8] = 255  # 3 dB, all of it lost in the upper half
     prompt = Prompt("0", "a", target=flat(0))
     pictures = torch.stack([flat(0), nearly, white, half])
-    scores = PsnrReward().score_with_parts([prompt] * 4, pictures)
+    scores = PsnrReward().score_with_map([prompt] * 4, pictures)
     assert torch.equal(scores.values, PsnrReward().score([prompt] * 4, pictures))
-    assert (scores.parts[:2] == torch.tensor(1 / 384)).all()
-    torch.testing.assert_close(scores.parts[2], torch.zeros(16, 24), rtol=0, atol=1e-9)
-    torch.testing.assert_close(scores.parts.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
-    assert scores.parts[3, 8:].sum().item() == pytest.approx(0.5, abs=1e-6)
+    assert (scores.score_map[:2] == torch.tensor(1 / 384)).all()
+    torch.testing.assert_close(scores.score_map[2], torch.zeros(16, 24), rtol=0, atol=1e-9)
+    torch.testing.assert_close(scores.score_map.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
+    assert scores.score_map[3, 8:].sum().item() == pytest.approx(0.5, abs=1e-6)

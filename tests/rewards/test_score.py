@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.parts import Grid, Piece
 from rewards.score import Scorer, Term
+from rewards.score_map import Grid, ScoreBox
 from rewards.types import Prompt, RewardError, Scores
 
 
@@ -257,12 +257,12 @@ class Halves:
         return prompt.prompt_id == "dog"
 
     def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-        return self.score_with_parts(prompts, pixels).values
+        return self.score_with_map(prompts, pixels).values
 
-    def score_with_parts(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
         halves = pixels.float().mean(dim=(1, 2)).chunk(2, dim=-1)
         parts = torch.stack([half.mean(dim=-1) / 2 for half in halves], dim=-1)[:, None]
-        return Scores(parts.sum(dim=(1, 2)), parts=parts)
+        return Scores(parts.sum(dim=(1, 2)), score_map=parts)
 
     def modules(self) -> tuple[nn.Module, ...]:
         return ()
@@ -271,10 +271,10 @@ class Halves:
 class Boxes(Halves):
     """As two boxes, of which one is a point."""
 
-    def score_with_parts(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
-        values = super().score_with_parts(prompts, pixels).values
-        pieces = (Piece(0.25, 0.0, 0.0, 2.0, 3.0, "a"), Piece(0.5, 2.0, 3.0, 2.0, 3.0))
-        return Scores(values, parts=(pieces,) * len(prompts))
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+        values = super().score_with_map(prompts, pixels).values
+        pieces = (ScoreBox(0.25, 0.0, 0.0, 2.0, 3.0, "a"), ScoreBox(0.5, 2.0, 3.0, 2.0, 3.0))
+        return Scores(values, score_map=(pieces,) * len(prompts))
 
 
 def test_scorer_draws_parts_onto_the_asked_grid() -> None:
@@ -293,14 +293,14 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
         scoring.add(group)
     table = scoring.finish()
     # The left half earned nothing, the right one half of 200: a quarter in each of its places.
-    assert table.parts["halves"].tolist() == [[[[0, 50], [0, 50]]], [[[0, 0], [0, 0]]]]
+    assert table.score_map["halves"].tolist() == [[[[0, 50], [0, 50]]], [[[0, 0], [0, 0]]]]
     # The first box covers the picture, the point is at its corner.
     boxes = [[[[0.0625, 0.0625], [0.0625, 0.5625]]], [[[0, 0], [0, 0]]]]
-    assert table.parts["boxes"].tolist() == boxes
-    assert set(table.parts) == {"halves", "boxes"}
-    assert [len(group) for group in table.pieces["boxes"]] == [1, 0]
-    assert table.pieces["boxes"][0][0][0].text == "a"
-    assert scorer.score(prompts, pixels).parts == {}
+    assert table.score_map["boxes"].tolist() == boxes
+    assert set(table.score_map) == {"halves", "boxes"}
+    assert [len(group) for group in table.score_boxes["boxes"]] == [1, 0]
+    assert table.score_boxes["boxes"][0][0][0].text == "a"
+    assert scorer.score(prompts, pixels).score_map == {}
 
 
 @pytest.mark.usefixtures("own_defaults")
@@ -314,7 +314,7 @@ def test_scores_are_kept_as_they_are_whatever_the_default_dtype() -> None:
     scoring.add(pixels)
     table = scoring.finish()
     assert table.raw.tolist() == [[[185.5]]]
-    assert table.parts["halves"].tolist() == [[[[185.5]]]]
+    assert table.score_map["halves"].tolist() == [[[[185.5]]]]
 
 
 @pytest.mark.usefixtures("own_defaults")

@@ -56,21 +56,21 @@ def test_parts_of_ssim_add_up_to_its_scores(height: int, width: int) -> None:
     targets[2] = pictures[2]
     prompts = [Prompt(str(row), "a", target=target) for row, target in enumerate(targets)]
     reward = SsimReward(CPU)
-    scores = reward.score_with_parts(prompts, pictures)
+    scores = reward.score_with_map(prompts, pictures)
     assert torch.equal(scores.values, reward.score(prompts, pictures))
-    assert scores.parts.shape == (3, height, width)
-    torch.testing.assert_close(scores.parts.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
+    assert scores.score_map.shape == (3, height, width)
+    torch.testing.assert_close(scores.score_map.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)
     # A copy has earned as much in every place.
     even = torch.full((height, width), 1 / (height * width))
-    torch.testing.assert_close(scores.parts[2], even, rtol=1e-6, atol=0)
+    torch.testing.assert_close(scores.score_map[2], even, rtol=1e-6, atol=0)
 
 
 def test_a_corner_of_a_picture_changes_parts_of_ssim_within_half_a_window() -> None:
     target = noise(3, 24, 40)
     picture = target.clone()
     picture[:, :4, :6] = 255 - picture[:, :4, :6]
-    scores = SsimReward(CPU).score_with_parts([Prompt("0", "a", target=target)], picture[None])
-    is_changed = scores.parts[0] < scores.parts[0].max() * 0.999
+    scores = SsimReward(CPU).score_with_map([Prompt("0", "a", target=target)], picture[None])
+    is_changed = scores.score_map[0] < scores.score_map[0].max() * 0.999
     assert is_changed[:4, :6].all()
     # The window reaches 5 pixels to each side.
     assert not is_changed[9:].any()

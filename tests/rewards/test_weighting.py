@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewards.parts import Grid
+from rewards.score_map import Grid
 from rewards.types import RewardError, RewardTable
 from rewards.weighting import (
     Mode,
@@ -216,7 +216,7 @@ def test_placed_contributions_add_up_to_those_of_the_terms(mode: Mode) -> None:
     mask = [[True, True, True], [True, True, True], [True, False, True]]
     table = replace(
         make_table(raw.tolist(), [0.5, -0.2, 0.3], mask),
-        parts={f"term_{index}": parts[:, :, index] for index in range(2)},
+        score_map={f"term_{index}": parts[:, :, index] for index in range(2)},
     )
     placed = placed_contributions(table, Grid(2, 3), mode=mode)
     assert placed.shape == (3, 4, 3, 6)
@@ -229,7 +229,7 @@ def test_placed_contributions_add_up_to_those_of_the_terms(mode: Mode) -> None:
 def test_a_group_that_is_flat_in_a_term_has_no_placed_contribution_once_standardised() -> None:
     # Rounding of the sum of parts must not be scaled up to a standard deviation of 1.
     parts = torch.tensor([[[[0.25, 0.75]], [[0.75, 0.25]]]])
-    table = replace(make_table([[[1.0], [1.0]]], [1.0]), parts={"term_0": parts})
+    table = replace(make_table([[[1.0], [1.0]]], [1.0]), score_map={"term_0": parts})
     placed = placed_contributions(table, Grid(1, 2), mode="normalize_then_sum")
     assert placed.count_nonzero() == 0
 
@@ -238,9 +238,9 @@ def test_placed_share_is_the_share_of_the_variance_that_has_a_place() -> None:
     # Totals of the two images differ by 1.0, of which a place has 0.75: 0.5 and 0.25.
     raw = [[[1.0, 0.0], [0.25, -0.25]]]
     parts = torch.tensor([[[[0.5, 0.5]], [[0.0, 0.25]]]])
-    table = replace(make_table(raw, [1.0, 1.0]), parts={"term_0": parts})
+    table = replace(make_table(raw, [1.0, 1.0]), score_map={"term_0": parts})
     assert placed_share(table, mode="weighted_sum") == pytest.approx(0.75)
-    without = replace(table, parts={})
+    without = replace(table, score_map={})
     assert placed_share(without, mode="weighted_sum") == 0.0
 
 
@@ -261,9 +261,9 @@ def test_an_image_that_a_weighted_term_refused_leaves_a_smaller_group(mode: Mode
     raw = torch.cat([parts.sum(dim=(2, 3))[..., None], torch.rand(3, 4, 2)], dim=2)
     mask = [[True, True, True], [True, False, True], [True, True, True]]
     table = make_table(raw.tolist(), [0.5, -0.2, 0.3], mask)
-    refused = replace(refused_in(table, 1, 2), parts={"term_0": parts})
+    refused = replace(refused_in(table, 1, 2), score_map={"term_0": parts})
     others = [0, 2, 3]
-    smaller = replace(table, raw=table.raw[:, others], parts={"term_0": parts[:, others]})
+    smaller = replace(table, raw=table.raw[:, others], score_map={"term_0": parts[:, others]})
 
     found = contributions(refused, mode=mode)
     assert found[:, 1].isnan().all()

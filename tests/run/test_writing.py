@@ -32,7 +32,7 @@ from glm_grpo.run.writing import (
     write_rollout,
 )
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.parts import Piece
+from rewards.score_map import ScoreBox
 from rewards.types import Prompt, RewardTable
 from rewards.weighting import combine
 
@@ -147,11 +147,11 @@ def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> 
     experience = make_experience()
     # In half precision 1/3 is 1365/4096 and 1e-4 is 1678/2^24; larger numbers become the largest.
     places = torch.tensor([[[1 / 3, -0.5], [0.0, 1e6]], [[-1e-4, 0.5], [0.0, -1e6]]])
-    letter = Piece(0.25, 1.5, 2.0, 3.0, 4.0, "<")
+    letter = ScoreBox(0.25, 1.5, 2.0, 3.0, 4.0, "<")
     experience = replace(
         experience,
         place_credit=places[None].repeat(2, 1, 1, 1),
-        rewards=replace(experience.rewards, pieces={"lpips": (((letter, letter), ()), ())}),
+        rewards=replace(experience.rewards, score_boxes={"lpips": (((letter, letter), ()), ())}),
     )
     store_rollout(tmp_path, experience, 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10), ("step", CREDIT, PIECES))

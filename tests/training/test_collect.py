@@ -26,9 +26,9 @@ from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
-from rewards.parts import Grid
 from rewards.refusals import Refusals
 from rewards.score import Scorer, Term
+from rewards.score_map import Grid
 from rewards.types import Prompt, RewardError, RewardTable, Scores
 from rewards.weighting import Mode
 from tests.factories import (
@@ -377,13 +377,11 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
 class Placed(Brightness):
     """Says that everything was earned at the left."""
 
-    def score_with_parts(
-        self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
-    ) -> Scores:
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         values = self.score(prompts, pixels)
         parts = torch.zeros(len(prompts), 1, 3)
         parts[:, 0, 0] = values
-        return Scores(values, parts=parts)
+        return Scores(values, score_map=parts)
 
 
 def test_collect_gives_tokens_credit_for_what_they_drew() -> None:

@@ -33,7 +33,7 @@ from glm_grpo.models.glm_image.token_grid import (
 )
 from glm_grpo.models.token_step import StepBuilder
 from glm_grpo.types import PromptBatch, Rollout
-from rewards.parts import Grid
+from rewards.score_map import Grid
 
 ADAPTED_MODULES = (
     r"model\.language_model\.layers\.\d+\."

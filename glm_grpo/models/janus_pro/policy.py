@@ -27,7 +27,7 @@ from glm_grpo.models.janus_pro.prompt_inputs import (
 from glm_grpo.models.janus_pro.token_step import JanusPrompts, choose_step
 from glm_grpo.models.token_step import StepBuilder
 from glm_grpo.types import PromptBatch, Rollout
-from rewards.parts import Grid
+from rewards.score_map import Grid
 
 ADAPTED_MODULES = (
     r"model\.language_model\.layers\.\d+\."

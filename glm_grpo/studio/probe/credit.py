@@ -134,7 +134,7 @@ class CreditProbe:
         """
         table = experience.rewards
         weights = dict(zip(table.names, table.weights.tolist(), strict=True))
-        if not any(weights[name] for name in table.parts):
+        if not any(weights[name] for name in table.score_map):
             # Such as those of a custom function, of which nobody knows it before.
             logger.warning(
                 "--credit: leaves out a batch, because no term with a weight said which places "

@@ -150,8 +150,8 @@ def _rank_agreement(
                 raw=table.raw[:groups],
                 is_applicable=table.is_applicable[:groups],
                 notes={},
-                parts={},
-                pieces={},
+                score_map={},
+                score_boxes={},
             )
             own.append((cheap, full))
     pairs = [pair for part in processes.gather(own) for pair in part]

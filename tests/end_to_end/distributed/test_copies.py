@@ -109,7 +109,7 @@ def score(prompts, pixels):
     # Groups of longer words are flat.
     is_zero_std = torch.tensor([len(prompt.texts[0]) > 3 for prompt in prompts])
     parts = torch.where(is_zero_std[:, None, None], 0.5, light) / light[0].numel()
-    return Scores(parts.sum(dim=(1, 2)), parts=parts)
+    return Scores(parts.sum(dim=(1, 2)), score_map=parts)
 """
 
 

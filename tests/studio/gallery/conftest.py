@@ -17,7 +17,7 @@ from glm_grpo.config import compose_config, to_yaml
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
 from glm_grpo.types import Evaluation, Experience, ImageBatch, PromptBatch, Rollout
-from rewards.parts import Pieces
+from rewards.score_map import ScoreBoxes
 from rewards.types import Prompt, RewardTable
 from rewards.weighting import combine
 
@@ -48,7 +48,7 @@ class StoredRun:
         )
         self.size = 8
         self.places: Tensor | None = None
-        self.pieces: dict[str, tuple[Pieces, ...]] = {}
+        self.score_boxes: dict[str, tuple[ScoreBoxes, ...]] = {}
         path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.write_text(config, encoding="utf-8")
 
@@ -60,7 +60,7 @@ class StoredRun:
             weights=torch.tensor([0.4, 0.2, 0.3, 0.1]),
             std_floors=torch.full((4,), 1e-4),
             notes={"ocr": self.notes},
-            pieces=self.pieces,
+            score_boxes=self.score_boxes,
         )
 
     def images(self, value: int = 0) -> ImageBatch:

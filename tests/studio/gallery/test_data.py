@@ -15,7 +15,7 @@ import yaml
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.run.writing import append_metrics
 from glm_grpo.studio.gallery import write_gallery
-from rewards.parts import Piece
+from rewards.score_map import ScoreBox
 from rewards.types import Prompt
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -180,8 +180,8 @@ def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
     # is below a quarter of the larger one.
     first, second = [[[0.0625, -0.012]], [[-0.00004, 0.025]]], [[[20.0, 0.0]], [[-3.0, 9.0]]]
     run.places = torch.tensor([first, second])
-    letters = Piece(0.25, 1.26, 2.0, 3.0, 4.0, "<"), Piece(0.0, 0.0, 0.0, 8.0, 8.0, "F")
-    run.pieces = {"ocr": ((letters, ()), ())}
+    letters = ScoreBox(0.25, 1.26, 2.0, 3.0, 4.0, "<"), ScoreBox(0.0, 0.0, 0.0, 8.0, 8.0, "F")
+    run.score_boxes = {"ocr": ((letters, ()), ())}
     run.record_step(3)
     before, after = written(run, "steps-000001")["steps"]
     assert [group.get("credit") for group in before["groups"]] == [None, None]

@@ -29,8 +29,8 @@ from glm_grpo.studio.probe.credit import (
 from glm_grpo.training.collect import with_advantages
 from glm_grpo.training.models import Models
 from glm_grpo.types import Experience, Rollout
-from rewards.parts import Grid
 from rewards.score import Scorer, Term
+from rewards.score_map import Grid
 from rewards.types import Prompt, RewardTable
 from tests.factories import NoDecoder, NoPolicy, advantage_settings, clipped_loss, tiny_config
 from tests.grpo.table_policy import FLAT, TablePolicy, make_experience, make_logits, score
@@ -88,7 +88,7 @@ def draw(logits: Tensor, seed: int) -> Experience:
             is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
             weights=torch.ones(1),
             std_floors=torch.ones(1),
-            parts={"only": earned.view(PROMPTS, GROUP, 2, 2)},
+            score_map={"only": earned.view(PROMPTS, GROUP, 2, 2)},
         ),
         totals=totals,
         penalties=torch.zeros_like(totals),
@@ -221,7 +221,7 @@ def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     probe = CreditProbe(make_models(), CONFIG, WEIGHTS)
-    for seed, changes in enumerate([{}, {}, {"parts": {}}, {"weights": torch.zeros(1)}]):
+    for seed, changes in enumerate([{}, {}, {"score_map": {}}, {"weights": torch.zeros(1)}]):
         experience = draw(make_logits(), seed)
         probe.add(replace(experience, rewards=replace(experience.rewards, **changes)))
     assert caplog.text.count("leaves out a batch") == 2

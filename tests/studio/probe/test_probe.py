@@ -88,10 +88,10 @@ def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples)
     assert len(found.prompts) == PROMPTS + 1
     (experience,) = credit.given
     assert torch.equal(experience.rewards.raw, samples.rewards.raw)
-    assert {*experience.rewards.parts} == {"ssim", "psnr"}
+    assert {*experience.rewards.score_map} == {"ssim", "psnr"}
     assert experience.place_credit is not None
     # Nothing else reads them, and tables of one image are made from this one.
-    assert not found.rewards.parts
+    assert not found.rewards.score_map
 
 
 def test_an_interrupted_probe_reports_on_the_prompts_done(probed, samples, monkeypatch):

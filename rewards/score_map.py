@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Piece:
+class ScoreBox:
     """A part of a score that was earned in a box of the picture, such as a letter that was read.
 
     Attributes:
@@ -34,10 +34,10 @@ class Piece:
     text: str = ""
 
 
-Pieces = tuple[tuple[Piece, ...], ...]
-"""Pieces of each of N pictures."""
+ScoreBoxes = tuple[tuple[ScoreBox, ...], ...]
+"""ScoreBoxes of each of N pictures."""
 
-Parts = Float32[Tensor, "N h w"] | Pieces
+ScoreMap = Float32[Tensor, "N h w"] | ScoreBoxes
 """Parts of N scores: a map of any resolution that covers the picture, or boxes with values."""
 
 
@@ -53,8 +53,8 @@ class Grid:
         return self.rows * self.columns
 
 
-def parts_on_grid(
-    parts: Parts, grid: Grid, *, height: int, width: int
+def map_on_grid(
+    parts: ScoreMap, grid: Grid, *, height: int, width: int
 ) -> Float32[Tensor, "N rows columns"]:
     """Sum up parts in each place of a grid.
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.parts import Grid, Piece, is_placed_by_mean, overlaps, parts_on_grid
+from rewards.score_map import Grid, ScoreBox, is_placed_by_mean, map_on_grid, overlaps
 from rewards.terms import KINDS
 
 SIDES = st.integers(min_value=1, max_value=40)
@@ -31,7 +31,7 @@ def test_overlaps_divide_every_cell(cells: int, places: int) -> None:
 @given(height=SIDES, width=SIDES, rows=SIDES, columns=SIDES)
 def test_maps_keep_their_sums_on_any_grid(height: int, width: int, rows: int, columns: int) -> None:
     parts = torch.randn(2, height, width, generator=torch.Generator().manual_seed(height))
-    placed = parts_on_grid(parts, Grid(rows, columns), height=8, width=8)
+    placed = map_on_grid(parts, Grid(rows, columns), height=8, width=8)
     assert placed.shape == (2, rows, columns)
     torch.testing.assert_close(placed.sum(dim=(1, 2)), parts.sum(dim=(1, 2)), rtol=0, atol=1e-4)
 
@@ -41,7 +41,7 @@ def test_a_map_is_pooled_by_area() -> None:
     parts[0, 0, 0] = 1.0
     # Row 3 of 7 and column 2 of 5 are the middle ones.
     parts[0, 3, 2] = 8.0
-    placed = parts_on_grid(parts, Grid(4, 4), height=70, width=50)
+    placed = map_on_grid(parts, Grid(4, 4), height=70, width=50)
     assert placed[0].tolist() == [[1, 0, 0, 0], [0, 2, 2, 0], [0, 2, 2, 0], [0, 0, 0, 0]]
 
 
@@ -63,15 +63,15 @@ def test_a_map_is_pooled_by_area() -> None:
 def test_boxes_are_divided_by_area(
     box: tuple[int, int, int, int], expected: list[list[float]]
 ) -> None:
-    pieces = ((Piece(2.0, *map(float, box)),), ())
-    placed = parts_on_grid(pieces, Grid(2, 2), height=8, width=8)
+    pieces = ((ScoreBox(2.0, *map(float, box)),), ())
+    placed = map_on_grid(pieces, Grid(2, 2), height=8, width=8)
     torch.testing.assert_close(placed, torch.tensor([expected, [[0, 0], [0, 0]]]) * 2.0)
 
 
 def test_boxes_are_in_pixels_of_a_picture_of_any_shape_and_add_up() -> None:
     right = (20.0, 0.0, 30.0, 5.0)
-    pieces = ((Piece(1.0, *right), Piece(-0.5, 0.0, 5.0, 10.0, 10.0), Piece(2.0, *right)),)
-    placed = parts_on_grid(pieces, Grid(2, 3), height=10, width=30)
+    pieces = ((ScoreBox(1.0, *right), ScoreBox(-0.5, 0.0, 5.0, 10.0, 10.0), ScoreBox(2.0, *right)),)
+    placed = map_on_grid(pieces, Grid(2, 3), height=10, width=30)
     assert placed[0].tolist() == [[0, 0, 3], [-0.5, 0, 0]]
 
 
@@ -92,7 +92,7 @@ def test_means_in_place_of_sums_are_found(parts, values, expected: bool) -> None
 
 
 def test_which_kinds_have_parts() -> None:
-    found = {kind: config.parts for kind, config in KINDS.items()}
-    with_parts = {kind: parts for kind, parts in found.items() if parts != "never"}
+    found = {kind: config.score_map for kind, config in KINDS.items()}
+    with_map = {kind: parts for kind, parts in found.items() if parts != "never"}
     always = dict.fromkeys(("lpips", "ssim", "psnr", "ocr"), "always")
-    assert with_parts == {**always, "custom": "by function"}
+    assert with_map == {**always, "custom": "by function"}
