@@ -10,7 +10,7 @@ import pytest
 
 from glm_grpo.commands.model_card import Description, describe_training
 from glm_grpo.config.sections import SftSection
-from glm_grpo.models.export import describe_decoding
+from glm_grpo.models.export_page import describe_decoding
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.provenance import Provenance, write_provenance
 from glm_grpo.run.writing import append_metrics, write_evaluation

@@ -11,7 +11,7 @@ from glm_grpo.commands.model_card import Description, describe_training
 from glm_grpo.config import TINY, Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import DTYPES
-from glm_grpo.models.export import PROGRAM, README, StockSettings, find_license
+from glm_grpo.models.export_page import PROGRAM, README, StockSettings, find_license
 from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.quiet import quiet_libraries

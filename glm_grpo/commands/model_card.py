@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.models.export import describe_decoding
+from glm_grpo.models.export_page import describe_decoding
 from glm_grpo.output import counted, without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder

@@ -12,7 +12,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Decoder, ReservedTokens, TextRule
-from glm_grpo.models.export import StockSettings
+from glm_grpo.models.export_page import StockSettings
 from glm_grpo.models.planning import Planner
 from rewards.problems import Problem, describe_problems
 

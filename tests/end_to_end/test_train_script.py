@@ -14,7 +14,7 @@ from PIL import Image
 from glm_grpo import cli
 from glm_grpo.commands.model_card import describe_training
 from glm_grpo.config import from_yaml
-from glm_grpo.models.export import LABEL_HEIGHT
+from glm_grpo.models.export_page import LABEL_HEIGHT
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from glm_grpo.cli import make_parser
 from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.data.files import READ_FIELDS
-from glm_grpo.models.export import PROGRAM
+from glm_grpo.models.export_page import PROGRAM
 from tests.site.pages import PAGES, ROOT, Command, blocks, shell
 
 FOREIGN = {

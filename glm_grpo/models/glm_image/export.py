@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from glm_grpo.models.base import DTYPES
-from glm_grpo.models.export import Card, StockSettings, describe_sampling, write_card
+from glm_grpo.models.export_page import Card, StockSettings, describe_sampling, write_card
 from glm_grpo.models.glm_image.loading import decoder_dtype
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 

@@ -10,7 +10,7 @@ from diffusers import GlmImagePipeline
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import TextRule
-from glm_grpo.models.export import StockSettings
+from glm_grpo.models.export_page import StockSettings
 from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline

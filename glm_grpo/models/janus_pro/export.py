@@ -10,7 +10,7 @@ from huggingface_hub import ModelCardData
 from peft import PeftModel
 
 from glm_grpo.config.sections import RolloutSection
-from glm_grpo.models.export import Card, StockSettings, describe_sampling, write_card
+from glm_grpo.models.export_page import Card, StockSettings, describe_sampling, write_card
 from glm_grpo.models.janus_pro.loading import JanusPro
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
 

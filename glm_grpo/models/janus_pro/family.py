@@ -7,7 +7,7 @@ from typing import Literal
 
 from glm_grpo.config import Config
 from glm_grpo.models.base import TextRule
-from glm_grpo.models.export import StockSettings
+from glm_grpo.models.export_page import StockSettings
 from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
 from glm_grpo.models.janus_pro.export import export_adapter, export_folder

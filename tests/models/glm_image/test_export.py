@@ -14,7 +14,7 @@ from huggingface_hub import metadata_load
 from PIL import Image
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export import LABEL_HEIGHT, PROGRAM, README, StockSettings, find_license
+from glm_grpo.models.export_page import LABEL_HEIGHT, PROGRAM, README, StockSettings, find_license
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.models.glm_image.loading import load_pipeline
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export import LABEL_HEIGHT, PROGRAM, StockSettings
+from glm_grpo.models.export_page import LABEL_HEIGHT, PROGRAM, StockSettings
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import JanusPro
 from tests.janus_miniature import SIDE
