@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -146,17 +147,17 @@ class AdaptedPolicy(Policy):
         """Dtype of the weights that are not quantised."""
         return self.network.head.weight.dtype
 
+    @abstractmethod
     def modules(self) -> Sequence[nn.Module]:
         """Modules that sampling and replay need on the accelerator."""
-        raise NotImplementedError
 
+    @abstractmethod
     def source_modules(self) -> Sequence[nn.Module]:
         """Modules that `encode_sources` needs on the accelerator."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_network_once(self) -> None:
         """Run `network` on the smallest possible input, without gradient."""
-        raise NotImplementedError
 
     def encode(self, batch: PromptBatch) -> Any:
         """Encode the prompts of a batch, one row each; the last batch is cached."""
@@ -164,20 +165,20 @@ class AdaptedPolicy(Policy):
             self._encoded = (batch, self._encode(batch))
         return self._encoded[1]
 
-    def _encode(self, batch: PromptBatch) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _encode(self, batch: PromptBatch) -> Any: ...
 
+    @abstractmethod
     def _read_prompts(self, batch: PromptBatch) -> ReadPrompts:
         """Read encoded prompts before their tokens are sampled."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _choose_step(self, prompts: Any) -> StepBuilder:
         """Choose the step that reads one token of every sample."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _sequences(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Any:
         """Prompts and tokens of some images, as inputs of the network."""
-        raise NotImplementedError
 
     def _num_preview(self, batch: PromptBatch) -> int:
         """Number of preview tokens at the start of each sequence."""

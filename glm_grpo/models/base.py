@@ -6,6 +6,7 @@ is what a further family must provide, and `glm_grpo.models.find` chooses betwee
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -57,18 +58,22 @@ class Policy(PolicyForUpdate, Protocol):
 
     codebook_size: int
 
+    @abstractmethod
     def tokens_per_image(self, batch: PromptBatch) -> int:
         """T, the number of tokens of each image of a batch."""
         ...
 
+    @abstractmethod
     def token_places(self, batch: PromptBatch) -> TokenPlaces:
         """Which places of an image each of its T tokens draws, for credit by place."""
         ...
 
+    @abstractmethod
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
         """Encode the batch's source pictures as tokens; without any, return it unchanged."""
         ...
 
+    @abstractmethod
     def sample(
         self,
         batch: PromptBatch,
@@ -88,6 +93,7 @@ class Policy(PolicyForUpdate, Protocol):
         """
         ...
 
+    @abstractmethod
     def tokenize_pictures(
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
