@@ -115,7 +115,7 @@ def prepare(
         PeerError: A check failed in another process.
     """
     accelerator = accelerator or make_accelerator()
-    parallelism = describe_parallelism(accelerator, processes)
+    parallelism = _parallelism(accelerator, processes)
     given = config
     with processes.together():
         refuse_for_processes(config, parallelism)
@@ -125,11 +125,11 @@ def prepare(
         effective = effective_config(
             config, processes=parallelism.count, is_sharded=parallelism.is_sharded
         )
-        checkpoint = None
+        checkpoint, begun = None, None
         if resumed is not None and resumed.checkpoint is not None:
             checkpoint = load_checkpoint(resumed.checkpoint)
-    # Reports a misfit before a model is loaded.
-    begun = None if checkpoint is None else checkpoint.run_state().start_step
+            # Reports a misfit before a model is loaded.
+            begun = checkpoint.run_state().start_step
     config = pin_start(effective.config, begun, processes)
     with processes.together():
         start = None if _holds_start(checkpoint, config) else find_start(config)
@@ -160,7 +160,7 @@ def prepare(
     )
 
 
-def describe_parallelism(accelerator: Accelerator, processes: Processes) -> Parallelism:
+def _parallelism(accelerator: Accelerator, processes: Processes) -> Parallelism:
     """Describe how the processes share the run."""
     return Parallelism(
         count=processes.count,

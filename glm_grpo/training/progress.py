@@ -144,8 +144,8 @@ class Progress:
         if is_zero_std and not self._is_zero_std_reported and not self._console.quiet:
             self._is_zero_std_reported = True
             logger.warning(
-                "all groups of step %d are zero-std groups (the images of a prompt have equal "
-                "totals): it taught nothing; use other prompts, a larger rollout.group_size or "
+                "step %d has only zero-std groups (the images of a prompt have equal totals), so "
+                "it taught nothing; use other prompts, a larger rollout.group_size or "
                 "another reward. Later steps like it are not reported: see "
                 "advantage/zero_std_fraction",
                 step,

@@ -43,10 +43,9 @@ class CustomConfig(TermConfig):
     function: FunctionName
     """`file.py:function`, in `folder`, or `module:function`, in `folder` or installed. It gets a
     list of N prompts and images UInt8 [N, 3, H, W], and returns N finite numbers as a Float32
-    tensor [N], or
-    `rewards.Scores(numbers, score_map=maps)`; the maps, Float32 [N, rows, columns], say which part
-    of each number each place of the image earned. In a list of numbers, None leaves an image that
-    the function cannot score out of its group."""
+    tensor [N], or `rewards.Scores(numbers, score_map=maps)`, where maps, Float32 [N, rows,
+    columns], say which part of each number each place of the image earned. In a list of numbers,
+    None leaves an image that the function cannot score out of its group."""
     folder: MayChange[PathText | None] = None
     """Folder of the file or module. null: the folder of the config if it is there, otherwise the
     working folder; a run stores what it found."""

@@ -145,7 +145,7 @@ def test_a_step_of_flat_groups_is_reported_once(lines: Callable[[], list[str]]) 
         for step, fraction in ((1, 0.5), (2, 1.0), (3, 1.0)):
             progress.end(step, {**STEP, "advantage/zero_std_fraction": fraction})
     (said,) = (line for line in lines() if "zero-std groups (the" in line)
-    assert said.startswith("all groups of step 2 are zero-std groups")
+    assert said.startswith("step 2 has only zero-std groups")
     # Another process of the same run leaves it to the main one.
     with make_progress(total=1, console=Console(file=io.StringIO(), quiet=True)) as progress:
         progress.end(1, {**STEP, "advantage/zero_std_fraction": 1.0})

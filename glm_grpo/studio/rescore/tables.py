@@ -37,8 +37,7 @@ def _list_tables(rescoring: Rescoring) -> list[Table]:
         "" if _moved(rescoring) else f"no advantage changes by {10**-SHOWN_DECIMALS:g} or more"
     )
     winners, groups, tau = rescoring.changed_winners, rescoring.groups, rescoring.rank_correlation
-    ranked, are = rescoring.ranked_groups, "is" if rescoring.ranked_groups == 1 else "are"
-    ranking = f"mean over {counted(ranked, 'group')} that {are} not zero-std"
+    ranking = f"mean over {counted(rescoring.ranked_groups, 'group')} whose totals differ"
     remarks = list(rescoring.rare_terms)
     shares = [round(each, 3) for term in rescoring.terms for each in _shares(term)]
     if min(shares) < 0:

@@ -52,7 +52,7 @@ def test_print_rescoring_says_what_was_found() -> None:
         "as stored, to the bit",
         "0.3 to 0.5",
         "2 (25.0%)",
-        "mean over 7 groups that are not zero-std",
+        "mean over 7 groups whose totals differ",
         "0.333",
         "1 to 0",
         "0.625",
