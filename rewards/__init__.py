@@ -2,7 +2,7 @@
 
 This package does not know how the pictures were made; it never imports `glm_grpo`. `score_images`
 scores your own pictures, and `Prompt` describes what they should show. A function of your own may
-return `Scores`, whose parts are a map or `ScoreBox`s.
+return `Scores` with a score map or `ScoreBox`es.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def correlations(table: RewardTable) -> Float64[Tensor, "R R"]:
     Images that a term refused are left out for all.
 
     Returns:
-        Symmetric, -1..1; NaN if a term is flat in every group to which both apply.
+        Symmetric, -1..1; NaN if a term has equal scores in every group to which both apply.
     """
     is_missing = table.is_refused().any(dim=-1, keepdim=True)
     scores = table.raw.masked_fill(is_missing, math.nan)
@@ -145,7 +145,7 @@ def decoder_fractions(
         table: Raw scores of the ordinary groups of the same prompts and terms, G >= 2.
 
     Returns:
-        Fractions >= 0; NaN if a term applies to no prompt or is flat in every group.
+        Fractions >= 0; NaN if a term applies to no prompt or has equal scores in every group.
     """
     sums = [
         _fill_unvaried(group_variances(scores.double()), scores, table).sum(dim=(0, 1))

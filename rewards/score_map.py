@@ -35,7 +35,7 @@ class ScoreBox:
 
 
 ScoreBoxes = tuple[tuple[ScoreBox, ...], ...]
-"""ScoreBoxes of each of N pictures."""
+"""Boxes of each of N pictures."""
 
 ScoreMap = Float32[Tensor, "N h w"] | ScoreBoxes
 """Parts of N scores: a map of any resolution that covers the picture, or boxes with values."""

@@ -143,7 +143,7 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
     no spread has a share of 0.
 
     Returns:
-        One share per term; all 0 if every group is flat.
+        One share per term; all 0 if every group is a zero-std group.
     """
     parts = contributions(table, mode=mode)
     # In float32, rounding errors would exceed small covariances.
@@ -177,7 +177,7 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
 def is_zero_std(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
     """Whether all images of a group have the same score, to within `ZERO_STD_TOLERANCE`.
 
-    Images without a score (NaN) do not count: a group with fewer than two others is flat.
+    Images without a score (NaN) do not count: a group with fewer than two others is one.
     """
     is_missing = scores.isnan()
     highest = scores.masked_fill(is_missing, -torch.inf).amax(dim=1)

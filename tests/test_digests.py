@@ -43,7 +43,7 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("glm_grpo.digests._LARGEST_WHOLE", 64)
     monkeypatch.setattr("glm_grpo.digests._MIB", 4)
     path = tmp_path / "weights"
-    # ScoreBoxes of 4 bytes begin at 0, 5, 10, ..., 75, the last at 79 - 4.
+    # Pieces of 4 bytes begin at 0, 5, 10, ..., 75, the last at 79 - 4.
     path.write_bytes(bytes(79))
     digests = {digest_files(path)}
     for place in (0, 8, 78):

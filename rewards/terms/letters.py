@@ -76,7 +76,7 @@ def _span_values(words: Sequence[str], span: Span) -> list[float]:
 def _box_pieces(
     box: TextBox, values: Iterator[float], *, is_case_sensitive: bool
 ) -> Iterator[ScoreBox]:
-    """ScoreBoxes of the letters of a box, from the values of its folded letters."""
+    """Letters of a box with their parts of the score, from the values of its folded letters."""
     boxes = box.letter_boxes()
     start = 0
     for letter in split_letters(box.text):

@@ -20,8 +20,8 @@ class Reading:
     """Comparison of a reading with the texts that should appear.
 
     Attributes:
-        marks: ScoreBoxes, alternately right and wrong, that together give the reading; white space
-            belongs to the piece before it. Empty if nothing was read.
+        marks: Pieces of text, alternately right and wrong, that together give the reading; white
+            space belongs to the piece before it. Empty if nothing was read.
         missing: Letters of wanted texts that stand nowhere in the reading, not even as a wrong
             letter. In capitals if case does not count.
     """

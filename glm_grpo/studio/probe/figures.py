@@ -166,7 +166,7 @@ def equal_weights(
     """
     if mode == "normalize_then_sum":
         return torch.full_like(weights, torch.nan)
-    # A group that is flat to within rounding is no spread.
+    # Rounding errors of equal scores are no spread.
     spreads = [term.std_within if term.zero_std_fraction < 1 else math.nan for term in terms]
     inverses = (weights.sign() / weights.new_tensor(spreads)).masked_fill(weights == 0, torch.nan)
     return inverses * (weights.abs().sum() / inverses.abs().nansum())

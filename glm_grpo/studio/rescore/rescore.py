@@ -65,7 +65,7 @@ def winner_changes(
 def kendall_taus(
     before: Float32[Tensor, "P G"], after: Float32[Tensor, "P G"]
 ) -> Float32[Tensor, " P"]:
-    """Kendall's tau-b of each group; NaN if a group is flat before or after.
+    """Kendall's tau-b of each group; NaN if all its totals are equal before or after.
 
     With C pairs in the same order, D in the opposite one, N all pairs and T those tied:
 

@@ -30,7 +30,7 @@ class RankAgreement:
     """Rank correlations within groups, averaged over the groups; -1..1.
 
     Attributes:
-        terms: Correlation by term; NaN for a term that is flat in every group in both decodes.
+        terms: Correlation by term; NaN for one that scores each group equally in both decodes.
         total: Correlation of the weighted totals; NaN likewise.
     """
 

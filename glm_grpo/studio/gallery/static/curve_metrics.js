@@ -130,7 +130,7 @@
           ...listed([["Zero-std groups, as a fraction", ["advantage/zero_std_fraction"]]]),
           ...listed([["Share of the differences in groups that has a place", ["credit/placed"]]]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
-          ...ofTerms("Groups in which a term is flat, as a fraction", "zero_std_fraction"),
+          ...ofTerms("Groups in which a term has no standard deviation, as a fraction", "zero_std_fraction"),
           ...ofTerms("Images that a term refused, as a fraction", "refused_fraction"),
           ...chart("Correlation between terms, inside groups", starting("correlation/").map((name) => ({ name }))),
         ],
