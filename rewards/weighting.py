@@ -177,7 +177,7 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
 def is_zero_std(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
     """Whether all images of a group have the same score, to within `ZERO_STD_TOLERANCE`.
 
-    Images without a score (NaN) do not count: a group with fewer than two others is one.
+    Images without a score (NaN) do not count: a group with fewer than two others counts, too.
     """
     is_missing = scores.isnan()
     highest = scores.masked_fill(is_missing, -torch.inf).amax(dim=1)
