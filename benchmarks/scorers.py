@@ -14,7 +14,7 @@ from benchmarks.embedded import CPU
 from glm_grpo.config import Config
 from rewards.base import Reward, TermConfig, score_checked
 from rewards.build import build_reward
-from rewards.pictures import to_bgr_arrays
+from rewards.images import to_bgr_arrays
 from rewards.terms.ocr import OcrReward, RapidOcrConfig
 from rewards.terms.reading_orders import TextBox, text_box
 from rewards.types import Prompt

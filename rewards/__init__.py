@@ -1,7 +1,7 @@
-"""Score pictures: reward terms, the table of their raw scores, and ways to weight it.
+"""Score images: reward terms, the table of their raw scores, and ways to weight it.
 
-This package does not know how the pictures were made; it never imports `glm_grpo`. `score_images`
-scores your own pictures, and `Prompt` describes what they should show. A function of your own may
+This package does not know how the images were made; it never imports `glm_grpo`. `score_images`
+scores your own images, and `Prompt` describes what they should show. A function of your own may
 return `Scores` with a score map or `ScoreBox`es.
 """
 

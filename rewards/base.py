@@ -19,46 +19,46 @@ from rewards.score_map import ScoreBox, ScoreBoxes, ScoreMap, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 
 Need = Literal["prompt", "text", "target", "source"]
-"""Part of a prompt with which a term compares a picture."""
+"""Part of a prompt with which a term compares an image."""
 
 Against = Literal["target", "source"]
-"""Pictures of a prompt with which a term can compare: its target, or its first source."""
+"""Images of a prompt with which a term can compare: its target, or its first source."""
 
 FLOAT32_BYTES = 4
 
 
 class InvalidScoresError(RewardError):
-    """A term returned something other than one finite number, or None, per picture."""
+    """A term returned something other than one finite number, or None, per image."""
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """A reward term: takes pictures and returns one score each; higher is better.
+    """A reward term: takes images and returns one score each; higher is better.
 
     A term that fails raises an error; it never returns a number instead. One that works, but cannot
-    score a certain picture, may refuse it: the picture is then left out of its group.
+    score a certain image, may refuse it: the image is then left out of its group.
     """
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has what the term compares with.
 
         Raises:
-            RewardError: It has, but the term could not score any picture against it.
+            RewardError: It has, but the term could not score any image against it.
         """
         ...
 
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"] | Sequence[float | None] | Scores:
-        """Score N pictures, picture i against prompt i; runs on the device of `modules()`.
+        """Score N images, image i against prompt i; runs on the device of `modules()`.
 
         Args:
             prompts: N prompts to which the term applies; a prompt may occur several times.
             pixels: RGB, 0..255, on any device.
 
         Returns:
-            One finite score per picture, independent of the other pictures, or a list that has None
-            for pictures that the term refuses; in `Scores` with notes, or parts that cost nothing.
+            One finite score per image, independent of the other images, or a list that has None
+            for images that the term refuses; in `Scores` with notes, or parts that cost nothing.
         """
         ...
 
@@ -71,7 +71,7 @@ class TermConfig(Options):
     """Options that every term has. A kind of term is a subclass in its own file."""
 
     compares_with: ClassVar[tuple[Need, ...]]
-    """Parts of a prompt that the term uses; empty for a term that uses only the picture."""
+    """Parts of a prompt that the term uses; empty for a term that uses only the image."""
 
     is_users_program: ClassVar[bool] = False
     """Whether building it runs a user's program, which may load anything."""
@@ -144,7 +144,7 @@ class TermConfig(Options):
 
 
 class ComparingConfig(TermConfig):
-    """Options of a term that compares a picture with another one.
+    """Options of a term that compares an image with another one.
 
     A kind's first line says "target image"; `against` can change that.
     """
@@ -155,19 +155,19 @@ class ComparingConfig(TermConfig):
     edit."""
 
     def needs(self) -> tuple[Need, ...]:
-        """The picture to compare with, as configured."""
+        """The image to compare with, as configured."""
         return (self.against,)
 
 
 class ComparingReward:
-    """What terms share that compare a picture with one of its prompt, and have no network."""
+    """What terms share that compare an image with one of its prompt, and have no network."""
 
     def __init__(self, against: Against = "target") -> None:
         self._against: Against = against
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt has the picture to compare with."""
-        return compared_picture(prompt, self._against) is not None
+        """Whether the prompt has the image to compare with."""
+        return compared_image(prompt, self._against) is not None
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty."""
@@ -176,7 +176,7 @@ class ComparingReward:
 
 @runtime_checkable
 class PlacedReward(Reward, Protocol):
-    """A term that can also say which part of its score each place of a picture earned."""
+    """A term that can also say which part of its score each place of an image earned."""
 
     def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
         """Like `score`, with a score map; see `Scores.score_map`."""
@@ -185,10 +185,10 @@ class PlacedReward(Reward, Protocol):
 
 @dataclass(frozen=True)
 class CheckedScores:
-    """Scores of N pictures that were checked; see `Scores`.
+    """Scores of N images that were checked; see `Scores`.
 
     Attributes:
-        values: On the CPU, without gradient; NaN for pictures that the term refused.
+        values: On the CPU, without gradient; NaN for images that the term refused.
     """
 
     values: Float32[Tensor, " N"]
@@ -203,14 +203,14 @@ def score_checked(
     *,
     with_map: bool = False,
 ) -> CheckedScores:
-    """Score N pictures, and check the result.
+    """Score N images, and check the result.
 
     Args:
         with_map: Whether to return its score map, if the term has one.
 
     Raises:
         InvalidScoresError: The result is not one finite float32 number or None, or not one note,
-            per picture; or its score map is not finite, or not those of as many pictures.
+            per image; or its score map is not finite, or not those of as many images.
     """
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
@@ -240,8 +240,8 @@ def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
     return all(has[need] for need in needs)
 
 
-def compared_picture(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"] | None:
-    """Picture of a prompt to compare others with; None if it has none."""
+def compared_image(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"] | None:
+    """Image of a prompt to compare others with; None if it has none."""
     if against == "target":
         return prompt.target
     return prompt.sources[0] if prompt.sources else None
@@ -253,14 +253,14 @@ def stack_compared(
     """Stack the prompts' target images, or their first sources."""
     compared = []
     for prompt in prompts:
-        picture = compared_picture(prompt, against)
-        if picture is None or picture.shape != pixels.shape[1:]:
+        found = compared_image(prompt, against)
+        if found is None or found.shape != pixels.shape[1:]:
             raise ValueError(
                 f"{against} of prompt {prompt.prompt_id} is "
-                f"{'missing' if picture is None else _size(picture)}, the image {_size(pixels)}: "
+                f"{'missing' if found is None else _size(found)}, the image {_size(pixels)}: "
                 "both must have the same size"
             )
-        compared.append(picture)
+        compared.append(found)
     return torch.stack(compared)
 
 
@@ -277,7 +277,7 @@ def _size(pixels: Tensor) -> str:
 
 
 def _check_values(values: object, *, count: int) -> Float32[Tensor, " N"]:
-    """The scores on the CPU; NaN for pictures that the term refused."""
+    """The scores on the CPU; NaN for images that the term refused."""
     is_refused = torch.zeros(count, dtype=torch.bool)
     if _is_list_of_scores(values, count):
         is_refused = torch.tensor([value is None for value in values])
@@ -323,7 +323,7 @@ def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
 def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> ScoreMap | None:
     if parts is None:
         return None
-    # No place of a refused picture earned anything.
+    # No place of a refused image earned anything.
     is_refused = values.isnan()
     if isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype == torch.float32:
         if len(parts) == len(values) and 0 not in parts.shape:

@@ -1,6 +1,6 @@
-"""Measure pictures beside the reward (canaries), and judge the measures by the untrained model.
+"""Measure images beside the reward (canaries), and judge the measures by the untrained model.
 
-A policy that games its reward changes its pictures in unwanted ways: they become flat, bright,
+A policy that games its reward changes its images in unwanted ways: they become flat, bright,
 noisy, or all the same. This does not detect changes that preserve all of these measures, and
 patterns that alternate from pixel to pixel, to which the Sobel operator is blind.
 """
@@ -18,7 +18,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from rewards.types import Prompt
 
-PICTURE_MEASURES = (
+IMAGE_MEASURES = (
     "edge_density",
     "dark_fraction",
     "bright_fraction",
@@ -26,7 +26,7 @@ PICTURE_MEASURES = (
     "pixel_diversity",
 )
 SOURCE_COPIES = "source_copies"
-"""Fraction of an edit's pictures that are copies of its source, the trivial optimum of `against:
+"""Fraction of an edit's images that are copies of its source, the trivial optimum of `against:
 source`. Lower values are harmless, so its band begins at 0."""
 TOKEN_ENTROPY = "token_entropy"
 """Minus the mean log-probability of the sampled tokens, measured by the trainer."""
@@ -44,11 +44,11 @@ DARK_LUMA, BRIGHT_LUMA = 0.2, 0.8
 COLOUR_LEVELS = 4
 """Levels per colour channel in the histogram of colours; a divisor of 256."""
 DIVERSITY_SIDE = 32
-"""Side in pixels to which larger pictures are scaled down before they are compared with each other,
+"""Side in pixels to which larger images are scaled down before they are compared with each other,
 so that noise does not count as diversity."""
 COPY_DISTANCE = 0.02
 """Largest root mean square difference, of values in 0..1 scaled down to `DIVERSITY_SIDE`, at which
-a picture is a copy of its source; encoding and decoding alone change less."""
+an image is a copy of its source; encoding and decoding alone change less."""
 STD_FLOOR = 1e-3
 """Smallest std of a band, in units of the canary, so that a canary that was constant on the
 untrained model, such as a fraction of 0, does not leave its band because of rounding or a
@@ -179,20 +179,20 @@ def find_departures(
     return tuple(departures)
 
 
-def measure_pictures(
+def measure_images(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]
 ) -> dict[str, Float64[Tensor, " P"]]:
-    """Measure each prompt's group of pictures, on their device; means over the group.
+    """Measure each prompt's group of images, on their device; means over the group.
 
     - `edge_density`: fraction of pixels whose Sobel gradient of luma is at least `EDGE_GRADIENT`;
       border pixels have no gradient and do not count.
     - `dark_fraction`, `bright_fraction`: fractions of pixels with a luma below `DARK_LUMA` or above
       `BRIGHT_LUMA`.
-    - `colour_entropy`: entropy of a picture's histogram of colours, in bits; 0 for one colour, at
+    - `colour_entropy`: entropy of an image's histogram of colours, in bits; 0 for one colour, at
       most 6 for 4 x 4 x 4 levels.
-    - `pixel_diversity`: mean over pairs of pictures of the root mean square difference of their
-      values in 0..1, scaled down to `DIVERSITY_SIDE`; 0 for equal pictures, NaN for a single one.
-    - `source_copies`, if any prompt has a source: fraction of pictures that are copies of the first
+    - `pixel_diversity`: mean over pairs of images of the root mean square difference of their
+      values in 0..1, scaled down to `DIVERSITY_SIDE`; 0 for equal images, NaN for a single one.
+    - `source_copies`, if any prompt has a source: fraction of images that are copies of the first
       one, see `COPY_DISTANCE`; NaN for prompts without a source.
 
     Returns:
@@ -200,8 +200,8 @@ def measure_pictures(
     """
     groups = [_measure_group(group) for group in pixels]
     if any(prompt.sources for prompt in prompts):
-        for prompt, pictures, measures in zip(prompts, pixels, groups, strict=True):
-            measures[SOURCE_COPIES] = _copied_fraction(prompt, pictures)
+        for prompt, images, measures in zip(prompts, pixels, groups, strict=True):
+            measures[SOURCE_COPIES] = _copied_fraction(prompt, images)
     return {
         name: torch.tensor([group[name] for group in groups], dtype=torch.float64)
         for name in groups[0]
@@ -218,7 +218,7 @@ def _measure_group(pixels: UInt8[Tensor, "G 3 H W"]) -> dict[str, float]:
         "dark_fraction": _fraction(luma < DARK_LUMA),
         "bright_fraction": _fraction(luma > BRIGHT_LUMA),
         "colour_entropy": _colour_entropy(pixels),
-        # NaN for a single picture, which has no pairs.
+        # NaN for a single image, which has no pairs.
         "pixel_diversity": distances.mean().item(),
     }
 

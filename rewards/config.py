@@ -1,4 +1,4 @@
-"""The `reward` section of the config: which terms score a picture, and their weights.
+"""The `reward` section of the config: which terms score an image, and their weights.
 
 A term that is absent or null is not used, and its libraries are not imported. A term with weight 0
 is scored and shown, but does not affect the reward.
@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from rewards.base import TermConfig
-from rewards.canaries import PICTURE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
+from rewards.canaries import IMAGE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
 from rewards.options import MayChange, Options, problem_at
 from rewards.terms import KINDS
 from rewards.terms.custom import CustomConfig, ScoringFunction, find_folder, name_function
@@ -33,7 +33,7 @@ from rewards.weighting import Mode
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
 _TAKEN_NAMES = frozenset(
-    ("total", OCR_EXACT, "departures", SOURCE_COPIES, TOKEN_ENTROPY, *PICTURE_MEASURES)
+    ("total", OCR_EXACT, "departures", SOURCE_COPIES, TOKEN_ENTROPY, *IMAGE_MEASURES)
 )
 """Names of other metrics that appear beside those of terms, in evaluations and as canaries."""
 

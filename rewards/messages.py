@@ -1,6 +1,6 @@
 """Messages between a run and a scorer in another process (docs/remote_rewards.md).
 
-Messages are JSON, with pictures as lossless PNG in base64. Nothing is ever unpickled.
+Messages are JSON, with images as lossless PNG in base64. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from torch import Tensor
 
 from rewards.base import Need
-from rewards.pictures import decode_png, encode_png
+from rewards.images import decode_png, encode_png
 from rewards.types import Prompt
 
 TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
 """Environment variable with a reward server's token, on its side and usually on the run's."""
 
 
-def encode_base64(picture: UInt8[Tensor, "3 H W"]) -> str:
-    """Encode a picture as PNG in base64."""
-    return base64.b64encode(encode_png(picture)).decode("ascii")
+def encode_base64(image: UInt8[Tensor, "3 H W"]) -> str:
+    """Encode an image as PNG in base64."""
+    return base64.b64encode(encode_png(image)).decode("ascii")
 
 
 def _decode_base64(value: object) -> object:
     return decode_png(base64.b64decode(value, validate=True)) if isinstance(value, str) else value
 
 
-_Picture = Annotated[Tensor, BeforeValidator(_decode_base64), PlainSerializer(encode_base64)]
+_Pixels = Annotated[Tensor, BeforeValidator(_decode_base64), PlainSerializer(encode_base64)]
 
 
 class _Request(BaseModel):
@@ -41,43 +41,44 @@ class _Request(BaseModel):
 
 
 class SentPrompt(_Request):
-    """A prompt, with the pictures that the scorer needs."""
+    """A prompt, with those of its images that the scorer needs."""
 
     prompt_id: str
     prompt: str
     texts: tuple[str, ...] = ()
-    target: _Picture | None = None
-    sources: tuple[_Picture, ...] = ()
+    target: _Pixels | None = None
+    sources: tuple[_Pixels, ...] = ()
 
 
-class SentPicture(_Request):
-    """A picture, and the index of its prompt."""
+class SentImage(_Request):
+    """An image, and the index of its prompt."""
 
     prompt: int = Field(ge=0)
-    png: _Picture
+    png: _Pixels
 
 
 class ScoreRequest(_Request):
-    """Pictures of one size, with their prompts."""
+    """Images of one size, with their prompts."""
 
     protocol: Literal[1]
     prompts: tuple[SentPrompt, ...]
-    pictures: tuple[SentPicture, ...] = Field(min_length=1)
+    # The protocol's word for images.
+    pictures: tuple[SentImage, ...] = Field(min_length=1)
 
     def unpack(self) -> tuple[list[Prompt], UInt8[Tensor, "N 3 H W"]]:
-        """One prompt per picture, and the pictures."""
+        """One prompt per image, and the images."""
         prompts = [Prompt(**dict(sent)) for sent in self.prompts]
-        pixels = torch.stack([picture.png for picture in self.pictures])
-        return [prompts[picture.prompt] for picture in self.pictures], pixels
+        pixels = torch.stack([image.png for image in self.pictures])
+        return [prompts[image.prompt] for image in self.pictures], pixels
 
 
 def make_request(
     prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"], needs: Collection[Need]
 ) -> ScoreRequest:
-    """Pack N pictures with their prompts; a repeated prompt is sent once.
+    """Pack N images with their prompts; a repeated prompt is sent once.
 
     Args:
-        needs: Parts of a prompt that the scorer uses; other pictures are not sent.
+        needs: Parts of a prompt that the scorer uses; other images are not sent.
     """
     # By identity, because comparing tensors is expensive; equal prompts may be sent twice.
     different = list({id(prompt): prompt for prompt in prompts}.values())
@@ -92,11 +93,11 @@ def make_request(
         )
         for prompt in different
     )
-    pictures = tuple(
-        SentPicture(prompt=places[id(prompt)], png=picture)
-        for prompt, picture in zip(prompts, pixels.cpu(), strict=True)
+    images = tuple(
+        SentImage(prompt=places[id(prompt)], png=image)
+        for prompt, image in zip(prompts, pixels.cpu(), strict=True)
     )
-    return ScoreRequest(protocol=1, prompts=sent, pictures=pictures)
+    return ScoreRequest(protocol=1, prompts=sent, pictures=images)
 
 
 class _Answer(BaseModel):
@@ -121,7 +122,7 @@ class ScorerInfo(_Answer):
 
 
 class ScoreAnswer(_Answer):
-    """One number per picture, null for one that the scorer refuses; and one note each, or none."""
+    """One number per image, null for one that the scorer refuses; and one note each, or none."""
 
     scores: tuple[float | None, ...]
     notes: tuple[str, ...] = ()

@@ -90,5 +90,5 @@ def check_refusals(
                 f"{each.describe()}. At most {MOST_REFUSED:.0%} of a term's images in a step may "
                 "be left out of their groups: correct the scorer (for a judge, its question or "
                 f"its model), or remove the term {each.term} from reward.terms",
-                pictures=pixels[table.is_refused()[:, :, column]],
+                images=pixels[table.is_refused()[:, :, column]],
             )

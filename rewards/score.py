@@ -1,6 +1,6 @@
-"""Run every term over groups of pictures and reject invalid scores.
+"""Run every term over groups of images and reject invalid scores.
 
-Each term works in its own thread, so that pictures can be scored while others are still being
+Each term works in its own thread, so that images can be scored while others are still being
 decoded, and a hanging term does not hang the run.
 """
 
@@ -57,7 +57,7 @@ class Term:
         std_floor: See `RewardTable.std_floors`.
         timeout_seconds: Longest time to score one group.
         prompt_ids: Glob over the ids of prompts to which it applies.
-        is_trained_on: Whether it scores training pictures, too, or only those of evaluations.
+        is_trained_on: Whether it scores training images, too, or only those of evaluations.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Term:
         """Whether `prompt_ids` matches the prompt, and it has what the term compares with.
 
         Raises:
-            RewardError: It has, but the term could not score any picture against it.
+            RewardError: It has, but the term could not score any image against it.
         """
         return fnmatchcase(prompt.prompt_id, self.prompt_ids) and self.reward.applies_to(prompt)
 
@@ -161,7 +161,7 @@ class Scorer:
         return lines + unmatched
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
-        """Score every picture by every term that applies to its prompt.
+        """Score every image by every term that applies to its prompt.
 
         Each term sees one prompt's group at a time: that limits memory, and a group is large enough
         to keep an accelerator busy.
@@ -171,7 +171,7 @@ class Scorer:
 
         Raises:
             RewardError: A term raised, took too long, or returned something other than one finite
-                float32 number, or None, per picture. The message names term, prompt and image.
+                float32 number, or None, per image. The message names term, prompt and image.
         """
         scoring = self.begin(prompts)
         for group in pixels:
@@ -191,7 +191,7 @@ class Scorer:
         Args:
             is_resident: Whether the terms' networks are on their device. If not, terms that have
                 networks wait until `Scoring.finish`.
-            is_training: Whether the pictures are trained on: terms with `when: evaluation` then
+            is_training: Whether the images are trained on: terms with `when: evaluation` then
                 apply to no prompt.
             grid: Places for which the table says what they earned, by terms that can; None: none.
         """
@@ -233,7 +233,7 @@ class Scoring:
         self._defaults = ProcessDefaults()
 
     def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
-        """Pass the pictures of the next prompt to the terms that can begin; does not wait."""
+        """Pass the images of the next prompt to the terms that can begin; does not wait."""
         self._groups.append(group)
         for column, is_early in enumerate(self._is_early):
             if is_early:
@@ -313,7 +313,7 @@ class Scoring:
                 f"term {term.name}, prompt {prompt.prompt_id}: not scored within "
                 f"{term.timeout_seconds:g} seconds; the term hangs, or needs a higher "
                 f"reward.terms.{term.name}.timeout_seconds",
-                pictures=self._groups[row],
+                images=self._groups[row],
             ) from error
 
 
@@ -390,16 +390,16 @@ def _score_group(
         parts = scores.score_map
         places = None
         if grid is not None and parts is not None:
-            # Now, because maps of all groups at the resolution of pictures can take gigabytes.
+            # Now, because maps of all groups at the resolution of images can take gigabytes.
             places = map_on_grid(parts, grid, height=height, width=width)
         boxes = parts if isinstance(parts, tuple) else ()
         return _GroupScores(scores.values, scores.notes, places, boxes)
     except InvalidScoresError as error:
-        raise RewardError(f"{where}, {error}", pictures=pixels) from error
+        raise RewardError(f"{where}, {error}", images=pixels) from error
     except RewardError as error:
-        # The error already explains the failure; asking again per picture can cost minutes, or
+        # The error already explains the failure; asking again per image can cost minutes, or
         # money.
-        raise RewardError(f"{where}: {describe_error(error)}", pictures=pixels) from error
+        raise RewardError(f"{where}: {describe_error(error)}", images=pixels) from error
     # Terms wrap libraries that raise anything, and each such failure ends the step. An exit would
     # silently end only this thread. Ctrl-C reaches only the main thread: a KeyboardInterrupt here
     # was raised by a library.
@@ -408,7 +408,7 @@ def _score_group(
         raise RewardError(
             f"{where}, {image}: scoring failed with {describe_error(error)}{_place(error)}. A "
             f"failure is never counted as a score; {_describe_remedy(term, error, pixels)}",
-            pictures=pixels,
+            images=pixels,
         ) from error
 
 
@@ -446,7 +446,7 @@ def _name_first(prompts: Sequence[str]) -> str:
 
 
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
-    # A term that scores a whole group at once cannot tell which picture failed.
+    # A term that scores a whole group at once cannot tell which image failed.
     for index in range(pixels.shape[0]):
         try:
             term.reward.score([prompt], pixels[index : index + 1])

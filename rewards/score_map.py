@@ -1,7 +1,7 @@
-"""Say which part of a score each place of a picture earned, on a grid of places.
+"""Say which part of a score each place of an image earned, on a grid of places.
 
-A place is a cell of a grid of h x w equal cells that covers the picture. The parts of a score add
-up to it, except for a rest that belongs to the whole picture.
+A place is a cell of a grid of h x w equal cells that covers the image. The parts of a score add
+up to it, except for a rest that belongs to the whole image.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ScoreBox:
-    """A part of a score that was earned in a box of the picture, such as a letter that was read.
+    """A part of a score that was earned in a box of the image, such as a letter that was read.
 
     Attributes:
         value: Part of the score, of either sign.
-        left: Left edge of the box, in pixels from the picture's left edge.
-        top: Upper edge, in pixels from the picture's upper edge.
+        left: Left edge of the box, in pixels from the image's left edge.
+        top: Upper edge, in pixels from the image's upper edge.
         right: Right edge, at least `left`.
         bottom: Lower edge, at least `top`.
         text: What stands in the box, for people.
@@ -35,15 +35,15 @@ class ScoreBox:
 
 
 ScoreBoxes = tuple[tuple[ScoreBox, ...], ...]
-"""Boxes of each of N pictures."""
+"""Boxes of each of N images."""
 
 ScoreMap = Float32[Tensor, "N h w"] | ScoreBoxes
-"""Parts of N scores: a map of any resolution that covers the picture, or boxes with values."""
+"""Parts of N scores: a map of any resolution that covers the image, or boxes with values."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of equal places that covers a picture."""
+    """A grid of equal places that covers an image."""
 
     rows: int
     columns: int
@@ -59,7 +59,7 @@ def map_on_grid(
     """Sum up parts in each place of a grid.
 
     A cell of a map, or a box, that lies in several places is divided between them by area. Boxes
-    are cut off at the picture's edges, and one without area counts as a point.
+    are cut off at the image's edges, and one without area counts as a point.
     """
     if isinstance(parts, Tensor):
         rows = overlaps(parts.shape[1], grid.rows).to(parts.device)

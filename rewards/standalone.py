@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from rewards.build import build_scorer
 from rewards.config import RewardConfig, with_functions
-from rewards.pictures import (
-    PictureError,
+from rewards.images import (
+    ImageError,
     describe_misfit,
     fit_pixels,
     open_rgb,
@@ -29,17 +29,17 @@ from rewards.texts import find_quoted_texts
 from rewards.types import Prompt
 from rewards.weighting import combine
 
-Picture = Image.Image | Path | str
+ImageOrPath = Image.Image | Path | str
 """An image in memory, or the path of its file."""
 
 
 def score_images(
     prompts: Sequence[str | Prompt],
-    images: Sequence[Picture],
+    images: Sequence[ImageOrPath],
     config: RewardConfig | Mapping[str, object] | None = None,
     *,
     rewards: Mapping[str, ScoringFunction | None] | None = None,
-    targets: Sequence[Picture | None] | None = None,
+    targets: Sequence[ImageOrPath | None] | None = None,
     device: str = "cpu",
 ) -> pandas.DataFrame:
     """Score images by every term of a reward.
@@ -79,7 +79,7 @@ def score_images(
             an image.
         ValueError: The numbers of prompts, images and targets differ, or the config is refused; the
             message lists every refused key with the rule and the remedy.
-        PictureError: An image cannot be used, for example because its file is damaged; a
+        ImageError: An image cannot be used, for example because its file is damaged; a
             `ValueError`.
         FileNotFoundError: A file does not exist.
     """
@@ -97,23 +97,23 @@ def score_images(
         config = RewardConfig.model_validate(config or {})
     except ValidationError as error:
         raise ValueError(describe_problems(find_problems(error, RewardConfig))) from None
-    for picture in [*images, *targets]:
-        if isinstance(picture, (str, Path)):
-            Path(os.path.expanduser(picture)).stat()  # before weights are loaded
+    for image in [*images, *targets]:
+        if isinstance(image, (str, Path)):
+            Path(os.path.expanduser(image)).stat()  # before weights are loaded
     scorer = build_scorer(config, torch.device(device))
     rows, refused = [], set()
     for number, (prompt, image, target) in enumerate(zip(prompts, images, targets, strict=True)):
-        picture = _open(image)
+        opened = _open(image)
         if isinstance(prompt, str):
             prompt = Prompt(str(number), prompt, texts=find_quoted_texts(prompt))
         if target is not None:
-            opened, (width, height) = _open(target), picture.size
-            if misfit := describe_misfit(opened.size, height=height, width=width):
+            opened_target, (width, height) = _open(target), opened.size
+            if misfit := describe_misfit(opened_target.size, height=height, width=width):
                 # At the caller of `score_images`.
                 warnings.warn(f"targets[{number}] hardly fits its image ({misfit})", stacklevel=2)
-            fitted = fit_pixels(opened, height=height, width=width)
+            fitted = fit_pixels(opened_target, height=height, width=width)
             prompt = dataclasses.replace(prompt, target=fitted)
-        table = scorer.score([prompt], to_pixels(picture)[None, None])
+        table = scorer.score([prompt], to_pixels(opened)[None, None])
         scores = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)[0, 0].tolist()
         has_total = bool((table.is_applicable & (table.weights != 0)).any())
         total = combine(table, mode="weighted_sum").item() if has_total else torch.nan
@@ -135,10 +135,10 @@ def score_images(
     return found
 
 
-def _open(picture: Picture) -> Image.Image:
+def _open(image: ImageOrPath) -> Image.Image:
     try:
-        if isinstance(picture, (str, Path)):
-            picture = Path(os.path.expanduser(picture))
-        return open_rgb(picture)
-    except PictureError as error:
-        raise PictureError(f"{picture} {error}") from error
+        if isinstance(image, (str, Path)):
+            image = Path(os.path.expanduser(image))
+        return open_rgb(image)
+    except ImageError as error:
+        raise ImageError(f"{image} {error}") from error

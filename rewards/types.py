@@ -18,12 +18,12 @@ class RewardError(RuntimeError):
     """A term could not score; the message names term, prompt and image. Never becomes a number.
 
     Attributes:
-        pictures: Pictures that it could not score; None if there were none yet.
+        images: Those that it could not score; None if there were none yet.
     """
 
-    def __init__(self, message: str, *, pictures: UInt8[Tensor, "G 3 H W"] | None = None) -> None:
+    def __init__(self, message: str, *, images: UInt8[Tensor, "G 3 H W"] | None = None) -> None:
         super().__init__(message)
-        self.pictures = pictures
+        self.images = images
 
 
 def describe_error(error: BaseException) -> str:
@@ -44,9 +44,9 @@ class Prompt:
     Attributes:
         prompt_id: Unique and stable within a data set; names the prompt in tables and galleries.
         prompt: Caption that the policy is conditioned on.
-        texts: Texts that should appear in the picture, in any order; may be empty.
-        target: Picture to match, already at the size of the rollout, or None.
-        sources: Pictures to edit, at the size of the rollout; empty for text-to-image.
+        texts: Texts that should appear in the image, in any order; may be empty.
+        target: Image to match, already at the size of the rollout, or None.
+        sources: Images to edit, at the size of the rollout; empty for text-to-image.
     """
 
     prompt_id: str
@@ -63,16 +63,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Scores:
-    """A term's scores of N pictures.
+    """A term's scores of N images.
 
     Attributes:
-        values: Scores; higher is better. A list instead of a tensor may have None for a picture
+        values: Scores; higher is better. A list instead of a tensor may have None for an image
             that the term refuses to score, such as one about which a judge gives no number.
-        notes: The term's findings on each picture, for people: the text that OCR read, the answer
+        notes: The term's findings on each image, for people: the text that OCR read, the answer
             of a judge. Empty if the term has none.
-        score_map: What each place of each picture earned of its score: a map of any resolution, or
+        score_map: What each place of each image earned of its score: a map of any resolution, or
             boxes with values. They add up to the score; what is missing belongs to the whole
-            picture. None: the term does not say.
+            image. None: the term does not say.
     """
 
     values: Float32[Tensor, " N"] | Sequence[float | None]
@@ -91,13 +91,13 @@ class RewardTable:
         is_applicable: True where a term applies to a prompt.
         std_floors: Smallest divisor of each term under `normalize_then_sum`, in units of its score,
             > 0.
-        notes: Notes on the pictures by term name: a tuple per prompt, with one note per picture, or
+        notes: Notes on the images by term name: a tuple per prompt, with one note per image, or
             empty if the term does not apply. Terms without notes have no entry.
         score_map: What each place of a grid earned of the raw scores, by term name; 0 for prompts
             to which the term does not apply. The places add up to the score, except for what
-            belongs to the whole picture. Terms that do not say have no entry.
+            belongs to the whole image. Terms that do not say have no entry.
         score_boxes: Boxes from which `score_map` was drawn, by term name: for each prompt those of
-            each picture, or empty if the term does not apply. Terms without boxes have no entry.
+            each image, or empty if the term does not apply. Terms without boxes have no entry.
     """
 
     names: tuple[str, ...]

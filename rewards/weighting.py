@@ -21,7 +21,7 @@ Mode = Literal["weighted_sum", "normalize_then_sum"]
 ZERO_STD_TOLERANCE = 8 * torch.finfo(torch.float32).eps
 """Largest spread of a zero-std group, relative to its largest |score|.
 
-Equal pictures get equal scores except for the last bits: a batched term, and the weighted sum of a
+Equal images get equal scores except for the last bits: a batched term, and the weighted sum of a
 handful of terms, each round once to fp32. Eight units of rounding cover that, and are five orders
 of magnitude below any meaningful difference of scores.
 """

@@ -37,7 +37,7 @@ def test_sources_have_no_call_that_runs_what_it_reads(danger: str) -> None:
 @pytest.mark.parametrize(
     ("call", "place"),
     [
-        (r"\bImage\.open\(", "rewards/pictures.py"),
+        (r"\bImage\.open\(", "rewards/images.py"),
         (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/http_client.py"),
     ],
 )

@@ -24,7 +24,7 @@ from glm_grpo.output import printable
 from glm_grpo.run.folder import refuse_taken, write_atomically
 from glm_grpo.tiny.prompts import known_form, tiny_prompts
 from glm_grpo.tiny.world import COLOUR_NAMES, SHAPES
-from rewards.pictures import encode_png
+from rewards.images import encode_png
 from rewards.types import Prompt
 
 _TRAINING, _HELD_OUT = "prompts.jsonl", "held_out.jsonl"

@@ -22,7 +22,7 @@ from glm_grpo.data.files import (
 )
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
-from rewards.pictures import PictureError, PictureSource, fit_pixels, open_rgb
+from rewards.images import ImageError, ImageSource, fit_pixels, open_rgb
 from rewards.texts import find_escaped_break, find_escaped_mark, find_quoted_texts
 
 LARGEST_ASPECT = 4
@@ -36,7 +36,7 @@ _LIST_OF_TEXTS = re.compile(r"""\s*\[\s*["'\]]""")
 """Start of a list in a cell; `[SALE]` is a text in brackets."""
 
 
-def verify_picture(source: PictureSource, origin: str) -> tuple[int, int]:
+def verify_picture(source: ImageSource, origin: str) -> tuple[int, int]:
     """Decode a picture fully: the header alone does not reveal a damaged file.
 
     Args:
@@ -48,7 +48,7 @@ def verify_picture(source: PictureSource, origin: str) -> tuple[int, int]:
     return _open(source, origin).size
 
 
-def refuse_long_source(source: PictureSource, size: tuple[int, int], origin: str) -> None:
+def refuse_long_source(source: ImageSource, size: tuple[int, int], origin: str) -> None:
     """Refuse a source picture that is longer than the model reads.
 
     Args:
@@ -65,17 +65,17 @@ def refuse_long_source(source: PictureSource, size: tuple[int, int], origin: str
 
 
 def load_picture(
-    source: PictureSource, origin: str, *, height: int, width: int
+    source: ImageSource, origin: str, *, height: int, width: int
 ) -> UInt8[Tensor, "3 H W"]:
     """Load a picture and fit it to a size in pixels, as RGB, 0..255.
 
-    See `rewards.pictures.fit_pixels` for cropping, and `open_rgb` for transparency, orientation and
+    See `rewards.images.fit_pixels` for cropping, and `open_rgb` for transparency, orientation and
     colour profile.
     """
     return fit_pixels(_open(source, origin), height=height, width=width)
 
 
-def _open(source: PictureSource, origin: str) -> Image.Image:
+def _open(source: ImageSource, origin: str) -> Image.Image:
     try:
         return open_rgb(source)
     except FileNotFoundError as error:
@@ -83,7 +83,7 @@ def _open(source: PictureSource, origin: str) -> Image.Image:
             f"{origin}: image {source!s} does not exist; paths are relative to the folder of the "
             "file that names them"
         ) from error
-    except PictureError as error:
+    except ImageError as error:
         name = "the embedded image" if isinstance(source, bytes) else f"image {source}"
         raise DataError(f"{origin}: {name} {error}") from error
 
@@ -99,8 +99,8 @@ class PromptEntry:
     prompt_id: str
     prompt: str
     texts: tuple[str, ...]
-    target: PictureSource | None
-    sources: tuple[PictureSource, ...] = ()
+    target: ImageSource | None
+    sources: tuple[ImageSource, ...] = ()
 
 
 def refuse_reserved(entry: PromptEntry, tokens: ReservedTokens) -> None:
@@ -209,7 +209,7 @@ def _read_id(row: Row, position: int) -> str:
     return value
 
 
-def _read_target(row: Row) -> PictureSource | None:
+def _read_target(row: Row) -> ImageSource | None:
     named = {field: row.fields.get(field) for field in TARGET_FIELDS}
     image = named["image"]
     if isinstance(image, str) and (row.folder is None or "://" in image):
@@ -224,13 +224,13 @@ def _read_target(row: Row) -> PictureSource | None:
     return _read_picture(row, field, named[field])
 
 
-def _read_sources(row: Row, count: int) -> tuple[PictureSource, ...]:
+def _read_sources(row: Row, count: int) -> tuple[ImageSource, ...]:
     if count == 0:
         return ()
     given = [name for name in SOURCE_FIELDS if row.fields.get(name) not in (None, "", [])]
     if len(given) > 1:
         raise DataError(f"{row.origin}: {' and '.join(given)} both name images; keep one")
-    found: tuple[PictureSource, ...] = ()
+    found: tuple[ImageSource, ...] = ()
     for field in given:
         value = row.fields[field]
         if field == "sources":
@@ -259,7 +259,7 @@ def _read_list(row: Row, field: str, value: object) -> object:
         ) from error
 
 
-def _read_picture(row: Row, field: str, value: object) -> PictureSource:
+def _read_picture(row: Row, field: str, value: object) -> ImageSource:
     # How Hugging Face datasets stores a picture: its bytes, or else its path.
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]

@@ -29,7 +29,7 @@ from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import PromptBatch
-from rewards.pictures import PictureSource, describe_misfit
+from rewards.images import ImageSource, describe_misfit
 from rewards.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class PromptSet:
     def __getitem__(self, index: int) -> Prompt:
         entry = self.entries[index]
 
-        def load(picture: PictureSource) -> UInt8[Tensor, "3 H W"]:
+        def load(picture: ImageSource) -> UInt8[Tensor, "3 H W"]:
             return load_picture(picture, entry.origin, height=self.height, width=self.width)
 
         return Prompt(
@@ -295,7 +295,7 @@ class _CheckedRows:
         self._sources = sources
         self._height, self._width = height, width
         self._origins: dict[str, str] = {}
-        self._sizes: dict[PictureSource, tuple[int, int]] = {}
+        self._sizes: dict[ImageSource, tuple[int, int]] = {}
 
     def entry(self, row: Row, position: int) -> PromptEntry:
         entry = make_entry(row, position, sources=self._sources)
@@ -313,7 +313,7 @@ class _CheckedRows:
             refuse_long_source(source, self._measure(source, "source", row.origin), row.origin)
         return entry
 
-    def _measure(self, picture: PictureSource, kind: str, origin: str) -> tuple[int, int]:
+    def _measure(self, picture: ImageSource, kind: str, origin: str) -> tuple[int, int]:
         if picture not in self._sizes:
             self._sizes[picture] = verify_picture(picture, origin)
         size = self._sizes[picture]

@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 
 from glm_grpo.errors import ConfigError, StorageError
-from rewards.pictures import PictureError, open_rgb
+from rewards.images import ImageError, open_rgb
 
 _PICTURE_FORMATS = ("PNG",)
 """Picture formats that a run stores."""
@@ -193,7 +193,7 @@ def read_picture(path: Path) -> Image.Image:
     with storage_errors("read", path):
         try:
             return open_rgb(path, formats=_PICTURE_FORMATS)
-        except PictureError as error:
+        except ImageError as error:
             raise StorageError(f"image {path} {error}") from error
 
 

@@ -30,7 +30,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import read_run_ids
 from glm_grpo.types import Evaluation, Experience
-from rewards.pictures import open_rgb
+from rewards.images import open_rgb
 from rewards.types import Prompt, RewardTable
 
 MAX_PROMPTS = 16

@@ -51,7 +51,7 @@ from glm_grpo.training.models import (
 )
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.types import Evaluation, EvaluationPart, Experience
-from rewards.canaries import Departure, measure_pictures
+from rewards.canaries import Departure, measure_images
 from rewards.refusals import find_refusals
 from rewards.types import RewardTable
 
@@ -68,7 +68,7 @@ class StepPart:
     Attributes:
         experience: Experience without its pixels.
         pictures: Its images as PNG files, prompt by prompt.
-        measures: Result of `measure_pictures` for them.
+        measures: Result of `measure_images` for them.
     """
 
     experience: Experience
@@ -174,7 +174,7 @@ class Records:
 
         def make() -> StepPart:
             prompts, images = experience.prompts.prompts, experience.images
-            measures = measure_pictures(prompts, images.pixels)
+            measures = measure_images(prompts, images.pixels)
             return StepPart(_to_be_recorded(experience), encode(images), measures)
 
         return self._thread.submit(make)

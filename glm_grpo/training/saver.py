@@ -138,9 +138,9 @@ class CheckpointSaver:
             if isinstance(error, DecoderError | NonFiniteError):
                 error.args = (f"step {step}: {error}",)
             error.add_note(self._save_after(aftermath))
-            if isinstance(error, RewardError) and error.pictures is not None:
-                place = store_failure(self._folder, error.pictures, step)
-                error.pictures = None
+            if isinstance(error, RewardError) and error.images is not None:
+                place = store_failure(self._folder, error.images, step)
+                error.images = None
                 error.add_note(f"The images are in {place}")
             raise
 

@@ -16,7 +16,7 @@ from rewards.base import Reward, TermConfig
 from rewards.options import PathText
 from rewards.terms.clip_loading import (
     ClipOptions,
-    PictureEmbedder,
+    ImageEmbedder,
     check_clip,
     clip_bytes,
     embedding_width,
@@ -61,11 +61,11 @@ class AestheticConfig(ClipOptions, TermConfig):
 
 
 class AestheticReward:
-    """A rating from 1 to 10, predicted from the picture only, mapped to 0..1 and clamped.
+    """A rating from 1 to 10, predicted from the image only, mapped to 0..1 and clamped.
 
-    The picture's CLIP embedding, scaled to length 1, goes through a head: LAION's linear one
+    The image's CLIP embedding, scaled to length 1, goes through a head: LAION's linear one
     (https://github.com/LAION-AI/aesthetic-predictor) or its MLP
-    (https://github.com/christophschuhmann/improved-aesthetic-predictor). Pictures are prepared one
+    (https://github.com/christophschuhmann/improved-aesthetic-predictor). Images are prepared one
     by one with open_clip's own transform, using Pillow; a batched transform on tensors would round
     differently.
 
@@ -83,25 +83,25 @@ class AestheticReward:
         # The head first, because it is small and reveals mistakes before gigabytes are loaded.
         self._head = load_head(resolve_path(config.head), width=width).to(device)
         clip = load_clip(architecture, config.clip_weights, key="aesthetic.clip_weights")
-        # The text tower is dropped: embedding a picture only needs the image tower.
-        self._pictures = PictureEmbedder(clip)
-        self._pictures.tower.to(device)
+        # The text tower is dropped: embedding an image only needs the image tower.
+        self._images = ImageEmbedder(clip)
+        self._images.tower.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """True: it only uses the picture."""
+        """True: it only uses the image."""
         return True
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Rate each picture; prompts are not used."""
-        rating: Tensor = self._head(self._pictures.embed(pixels))
+        """Rate each image; prompts are not used."""
+        rating: Tensor = self._head(self._images.embed(pixels))
         return to_unit_score(rating.reshape(len(prompts)))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Image tower and head."""
-        return (self._pictures.tower, self._head)
+        return (self._images.tower, self._head)
 
 
 def to_unit_score(rating: Float32[Tensor, " N"]) -> Float32[Tensor, " N"]:

@@ -1,4 +1,4 @@
-"""Score how well the picture matches its prompt, or the target image, according to CLIP."""
+"""Score how well the image matches its prompt, or the target image, according to CLIP."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rewards.base import (
     ComparingReward,
     Reward,
     TermConfig,
-    compared_picture,
+    compared_image,
     stack_compared,
 )
 from rewards.terms.clip_loading import (
     ClipOptions,
-    PictureEmbedder,
+    ImageEmbedder,
     PromptEmbedder,
     ResizeMode,
     check_clip,
@@ -76,7 +76,7 @@ class ClipImageConfig(ClipOptions, ComparingConfig):
 
 
 class ClipScoreReward:
-    """Cosine of the CLIP embeddings of prompt and picture: -1..1, higher is better.
+    """Cosine of the CLIP embeddings of prompt and image: -1..1, higher is better.
 
     With OpenAI's models, matching pairs score about 0.2 to 0.3, so small differences count. Unlike
     the metric CLIPScore, it is neither scaled nor cut off at 0. The end of a prompt longer than the
@@ -89,7 +89,7 @@ class ClipScoreReward:
 
     Args:
         clip_model: See `ClipOptions`, as for `clip_weights`.
-        resize_mode: See `PictureEmbedder`.
+        resize_mode: See `ImageEmbedder`.
         keys: Config keys of model and weights, for errors.
 
     Raises:
@@ -109,7 +109,7 @@ class ClipScoreReward:
         architecture = find_architecture(clip_model, key=keys[0])
         clip = load_clip(architecture, clip_weights, key=keys[1])
         self._prompts = PromptEmbedder(clip, architecture, key=keys[0])
-        self._pictures = PictureEmbedder(clip, resize_mode=resize_mode)
+        self._images = ImageEmbedder(clip, resize_mode=resize_mode)
         self._model: nn.Module = clip.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -120,9 +120,9 @@ class ClipScoreReward:
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with its prompt, on the device of the model."""
+        """Compare each image with its prompt, on the device of the model."""
         texts = self._prompts.embed([prompt.prompt for prompt in prompts])
-        return pair_cosine(texts, self._pictures.embed(pixels))
+        return pair_cosine(texts, self._images.embed(pixels))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Both towers, in one module."""
@@ -130,12 +130,12 @@ class ClipScoreReward:
 
 
 class ClipImageReward(ComparingReward):
-    """Cosine of the CLIP embeddings of two pictures, one of the prompt: -1..1, higher is better.
+    """Cosine of the CLIP embeddings of two images, one of the prompt: -1..1, higher is better.
 
-    1 for equal pictures; pictures with little in common still score well above 0. It compares
+    1 for equal images; images with little in common still score well above 0. It compares
     content, while `lpips`, `ssim` and `psnr` compare position by position.
 
-    Needs a target or source picture. ViT-L-14-quickgelu with the tag `openai`: 304 million
+    Needs a target or source image. ViT-L-14-quickgelu with the tag `openai`: 304 million
     parameters (the image tower), 1.2 GB of memory in float32 besides the activations, MIT,
     https://github.com/openai/CLIP.
     Source: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
@@ -150,23 +150,23 @@ class ClipImageReward(ComparingReward):
         architecture = find_architecture(config.clip_model, key="clip_image.clip_model")
         clip = load_clip(architecture, config.clip_weights, key="clip_image.clip_weights")
         # The text tower is dropped.
-        self._pictures = PictureEmbedder(clip)
-        self._pictures.tower.to(device)
+        self._images = ImageEmbedder(clip)
+        self._images.tower.to(device)
 
     @torch.no_grad()
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt, on the device of the image tower."""
+        """Compare each image with that of its prompt, on the device of the image tower."""
         targets = stack_compared(prompts, pixels, self._against)
-        # A group shares its picture, which therefore goes through the tower once.
-        ids = [id(compared_picture(prompt, self._against)) for prompt in prompts]
+        # A group shares its target, which therefore goes through the tower once.
+        ids = [id(compared_image(prompt, self._against)) for prompt in prompts]
         rows = {each: row for row, each in enumerate(ids)}
         distinct = list(rows)
-        embeddings = self._pictures.embed(targets[list(rows.values())])
+        embeddings = self._images.embed(targets[list(rows.values())])
         wanted = embeddings[[distinct.index(each) for each in ids]]
-        return pair_cosine(wanted, self._pictures.embed(pixels))
+        return pair_cosine(wanted, self._images.embed(pixels))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The image tower."""
-        return (self._pictures.tower,)
+        return (self._images.tower,)

@@ -1,4 +1,4 @@
-"""Find and load CLIP models of open_clip, and embed pictures and prompts with them."""
+"""Find and load CLIP models of open_clip, and embed images and prompts with them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class ClipOptions(Options):
     """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file."""
 
 
-class PictureEmbedder:
-    """Image tower of a CLIP model, with the transform for its pictures.
+class ImageEmbedder:
+    """Image tower of a CLIP model, with the transform for its images.
 
-    Pictures are transformed one by one with open_clip's own transform, using Pillow; a batched
+    Images are transformed one by one with open_clip's own transform, using Pillow; a batched
     transform on tensors would round differently.
 
     Args:
-        resize_mode: Which edge of a picture is fitted to the tower's square: `shortest` crops the
+        resize_mode: Which edge of an image is fitted to the tower's square: `shortest` crops the
             rest, `longest` pads with black. None: as published with the weights, which is
             `shortest` for most models and all local files.
     """
@@ -61,9 +61,9 @@ class PictureEmbedder:
         self._transform = image_transform_v2(PreprocessCfg(**options), is_train=False)
 
     def embed(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N D"]:
-        """Embed pictures on the tower's current device; embeddings have length 1."""
-        pictures = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels.cpu()]
-        inputs = torch.stack([self._transform(picture) for picture in pictures])
+        """Embed images on the tower's current device; embeddings have length 1."""
+        images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels.cpu()]
+        inputs = torch.stack([self._transform(image) for image in images])
         device = next(self.tower.parameters()).device
         return normalize(self.tower(inputs.to(device)), dim=-1)
 
@@ -201,7 +201,7 @@ def clip_bytes(clip_model: str, *, is_image_only: bool) -> int:
 def load_clip(architecture: str, clip_weights: str, *, key: str) -> Any:
     """Load a model with its weights on the CPU, in float32, frozen and in evaluation mode.
 
-    With weights from a local file, pictures are normalised with OpenAI's mean and deviation, which
+    With weights from a local file, images are normalised with OpenAI's mean and deviation, which
     is right for all models of OpenAI and most of LAION; a tag has its own.
 
     Args:

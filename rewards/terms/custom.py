@@ -28,8 +28,8 @@ from rewards.process_defaults import defaults_kept
 from rewards.types import Prompt, RewardError, describe_error
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
-"""Takes N prompts and pictures UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or a
-list of them with None for pictures that it cannot score, or `rewards.Scores` with either."""
+"""Takes N prompts and images UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or a
+list of them with None for images that it cannot score, or `rewards.Scores` with either."""
 
 
 class CustomConfig(TermConfig):
@@ -273,7 +273,7 @@ def _folder_or_here(name: str, folder: str | None) -> Path:
 
 
 def _load_scoring_function(name: str, folder: str | None) -> ScoringFunction:
-    """Import a function of prompts and pictures."""
+    """Import a function of prompts and images."""
     function = load_function(name, folder)
     # Some callables of C have no signature, which is a ValueError.
     with contextlib.suppress(ValueError):

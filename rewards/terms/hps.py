@@ -1,4 +1,4 @@
-"""Predict human preference for a picture given its prompt, with HPS v2."""
+"""Predict human preference for an image given its prompt, with HPS v2."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def _find_checkpoint(checkpoint: str) -> Path:
 
 
 class HpsReward(ClipScoreReward):
-    """Cosine of HPS v2's embeddings of prompt and picture: -1..1, higher is better.
+    """Cosine of HPS v2's embeddings of prompt and image: -1..1, higher is better.
 
-    HPS v2 is a CLIP ViT-H-14 that was fine-tuned on human choices between pictures. Scores of
-    generated pictures are about 0.2 to 0.3 (the published tables show them times 100), and are
-    comparable between pictures of one prompt. The end of a prompt longer than 77 tokens is
+    HPS v2 is a CLIP ViT-H-14 that was fine-tuned on human choices between images. Scores of
+    generated images are about 0.2 to 0.3 (the published tables show them times 100), and are
+    comparable between images of one prompt. The end of a prompt longer than 77 tokens is
     ignored.
 
-    As upstream, a picture that is not square is fitted into the square by its longest edge and
-    padded with black, not cropped. Unlike upstream, pictures are resized by Pillow in 8 bits, not
+    As upstream, an image that is not square is fitted into the square by its longest edge and
+    padded with black, not cropped. Unlike upstream, images are resized by Pillow in 8 bits, not
     as float tensors, and the model runs in float32, not under autocast.
 
     986 million parameters, 3.9 GB of memory in float32 besides the activations. Code Apache-2.0,

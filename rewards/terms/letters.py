@@ -1,4 +1,4 @@
-"""Say which part of an OCR score each letter of a picture earned."""
+"""Say which part of an OCR score each letter of an image earned."""
 
 from __future__ import annotations
 

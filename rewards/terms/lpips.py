@@ -16,7 +16,7 @@ from rewards.base import (
     ComparingConfig,
     ComparingReward,
     Reward,
-    compared_picture,
+    compared_image,
     stack_compared,
     to_unit_range,
 )
@@ -52,9 +52,9 @@ class LpipsConfig(ComparingConfig):
 
 
 class LpipsReward(ComparingReward):
-    """1 - LPIPS distance: 1 for equal pictures, lower the more they differ, not bounded below.
+    """1 - LPIPS distance: 1 for equal images, lower the more they differ, not bounded below.
 
-    Version 0.1 of the metric with the package's linear layers, averaged over the picture.
+    Version 0.1 of the metric with the package's linear layers, averaged over the image.
     Source: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
     CVPR 2018, https://github.com/richzhang/PerceptualSimilarity.
 
@@ -79,7 +79,7 @@ class LpipsReward(ComparingReward):
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt."""
+        """Compare each image with that of its prompt."""
         return self._value([average for average, _ in self._layers(prompts, pixels)])
 
     @torch.no_grad()
@@ -107,19 +107,19 @@ class LpipsReward(ComparingReward):
     def _layers(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Iterator[tuple[Float32[Tensor, " N"], Float32[Tensor, "N h w"]]]:
-        """Distance of each picture in each layer of the backbone: its mean, and its map.
+        """Distance of each image in each layer of the backbone: its mean, and its map.
 
         This is `lpips.LPIPS.forward`, which does not return maps of a layer's own resolution.
         """
         device = next(self._model.parameters()).device
         # A group shares its target, which therefore goes through the network once.
-        first = compared_picture(prompts[0], self._against)
-        is_shared = all(compared_picture(each, self._against) is first for each in prompts)
+        first = compared_image(prompts[0], self._against)
+        is_shared = all(compared_image(each, self._against) is first for each in prompts)
         compared = prompts[:1] if is_shared else prompts
         stacked = stack_compared(compared, pixels[: len(compared)], self._against)
         targets = to_unit_range(stacked, device)
-        pictures = to_unit_range(pixels, device)
-        features, others = self._features(pictures), self._features(targets)
+        images = to_unit_range(pixels, device)
+        features, others = self._features(images), self._features(targets)
         for layer, (own, other) in enumerate(zip(features, others, strict=True)):
             squares = (own - other) ** 2
             distances: Float32[Tensor, "N 1 h w"] = (
@@ -129,11 +129,11 @@ class LpipsReward(ComparingReward):
             )
             yield distances.mean(dim=(2, 3))[:, 0], distances[:, 0]
 
-    def _features(self, pictures: Float32[Tensor, "N 3 H W"]) -> list[Float32[Tensor, "N C h w"]]:
+    def _features(self, images: Float32[Tensor, "N 3 H W"]) -> list[Float32[Tensor, "N C h w"]]:
         import lpips  # noqa: PLC0415
 
         # The package works on -1..1.
-        layers = self._model.net(self._model.scaling_layer(2 * pictures - 1))
+        layers = self._model.net(self._model.scaling_layer(2 * images - 1))
         return [lpips.normalize_tensor(layer) for layer in layers]
 
 

@@ -109,7 +109,7 @@ class TextReader(Protocol):
     """An OCR engine."""
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
-        """Read N pictures: the pieces of text of each, in any order."""
+        """Read N images: the pieces of text of each, in any order."""
         ...
 
     def alphabet(self) -> frozenset[str]:
@@ -125,7 +125,7 @@ class OcrReward:
     """Fraction of the wanted texts that was read, 0..1; see `match_boxes`.
 
     Reading nothing is a result, not a failure, and scores 0. A prompt whose text contains a
-    character that the engine cannot return is refused, because no picture could score 1.
+    character that the engine cannot return is refused, because no image could score 1.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class OcrReward:
                 raise RewardError(
                     f"prompt {prompt.prompt_id} asks for the text {text!r}, of which the OCR "
                     f"engine cannot read {', '.join(map(repr, foreign))}: this would count as a "
-                    "mistake in every picture. Leave these characters out of the prompt's `text`, "
+                    "mistake in every image. Leave these characters out of the prompt's `text`, "
                     "or choose an engine or languages that have them"
                 )
         return any(self._fold(text) for text in prompt.texts)
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Compare what was read in each picture with its prompt's texts.
+        """Compare what was read in each image with its prompt's texts.
 
         The notes are what the engine read, see `BoxMatch.reading`.
         """

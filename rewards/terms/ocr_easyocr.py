@@ -13,7 +13,7 @@ from easyocr.utils import CTCLabelConverter
 from jaxtyping import Float64, Int32, Int64, UInt8
 from torch import Tensor, nn
 
-from rewards.pictures import to_bgr_arrays
+from rewards.images import to_bgr_arrays
 from rewards.terms.reading_orders import (
     TextBox,
     cells_between,
@@ -35,7 +35,7 @@ its left edge, not in its middle. Of 1,340 drawn letters in four fonts, with a d
 
 
 class EasyOcrReader:
-    """Reads pictures one by one.
+    """Reads images one by one.
 
     Raises:
         RewardError: The weights are missing and cannot be downloaded, or the languages cannot be
@@ -65,7 +65,7 @@ class EasyOcrReader:
         """See `TextReader`."""
         # EasyOCR sends inputs to the device it was built on; the networks may have moved since.
         self._reader.device = str(next(self._reader.detector.parameters()).device)
-        return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
+        return [self._read_one(image) for image in to_bgr_arrays(pixels)]
 
     def alphabet(self) -> frozenset[str]:
         """Characters of the recogniser."""
@@ -75,19 +75,17 @@ class EasyOcrReader:
         """Detector and recogniser."""
         return (self._reader.detector, self._reader.recognizer)
 
-    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
+    def _read_one(self, image: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         return [
             part
-            for corners, text, confidence in self._reader.readtext(picture)
+            for corners, text, confidence in self._reader.readtext(image)
             for part in in_reading_order(
-                self._read_turned(
-                    picture, _to_box(text, np.asarray(corners, np.float64)), confidence
-                )
+                self._read_turned(image, _to_box(text, np.asarray(corners, np.float64)), confidence)
             )
         ]
 
     def _read_turned(
-        self, picture: UInt8[np.ndarray, "H W 3"], box: TextBox, confidence: float
+        self, image: UInt8[np.ndarray, "H W 3"], box: TextBox, confidence: float
     ) -> TextBox:
         """Read a tall box also turned to the left and to the right.
 
@@ -95,9 +93,9 @@ class EasyOcrReader:
         """
         if box.bottom - box.top < _TALL * (box.right - box.left):
             return box
-        # Boxes that are not upright may begin outside of the picture.
+        # Boxes that are not upright may begin outside of the image.
         top, left = max(0, int(box.top)), max(0, int(box.left))
-        cut = picture[top : int(box.bottom), left : int(box.right)]
+        cut = image[top : int(box.bottom), left : int(box.right)]
         turned = []
         for quarter_turns in (1, -1):
             found = self._reader.recognize(np.ascontiguousarray(np.rot90(cut, quarter_turns)))

@@ -12,7 +12,7 @@ from rapidocr.ch_ppocr_rec.typings import WordInfo
 from rapidocr.utils.process_img import get_rotate_crop_image
 from torch import Tensor, nn
 
-from rewards.pictures import to_bgr_arrays
+from rewards.images import to_bgr_arrays
 from rewards.terms.reading_orders import TextBox, cells_around, surest_reading, text_box
 
 _TALL = 1.5
@@ -30,19 +30,19 @@ _BLANK = "blank"
 
 
 class RapidOcrReader:
-    """Reads each picture separately, several at the same time.
+    """Reads each image separately, several at the same time.
 
     onnxruntime's own thread pool is not used: its threads spin between operators, and compete with
-    PyTorch's threads for the same cores during training. One thread per picture scales better for
-    small pictures, and needs no waiting for a pool: it takes 0.05 s of CPU time for a picture of
+    PyTorch's threads for the same cores during training. One thread per image scales better for
+    small images, and needs no waiting for a pool: it takes 0.05 s of CPU time for an image of
     128 pixels with detection at 160. RapidOCR's pools take 0.13 s, and its default detection side
     of 736 takes 0.7 s without reading better.
 
-    RapidOCR shrinks pictures whose sides exceed 2,000 pixels.
+    RapidOCR shrinks images whose sides exceed 2,000 pixels.
 
     Args:
-        threads: Pictures read at the same time, >= 1.
-        detection_side: Pixels, a multiple of 32: pictures with a shorter side are enlarged to this
+        threads: Images read at the same time, >= 1.
+        detection_side: Pixels, a multiple of 32: images with a shorter side are enlarged to this
             before text detection.
     """
 
@@ -79,9 +79,9 @@ class RapidOcrReader:
         """Empty, because ONNX models stay on the CPU."""
         return ()
 
-    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
+    def _read_one(self, image: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         # A box may be read with confidence only the other way round.
-        found = self._engine(picture, use_det=True, text_score=0.0)
+        found = self._engine(image, use_det=True, text_score=0.0)
         if found.boxes is None or found.txts is None:
             return []
         boxes = []
@@ -90,7 +90,7 @@ class RapidOcrReader:
             place = np.asarray(corners, dtype=np.float64)
             downwards = np.roll(place, -1, axis=0) if _is_tall(corners) else place
             upright = text_box(text, downwards, _cells(text, columns)), float(confidence)
-            turned = self._read_turned(picture, corners, np.roll(place, 1, axis=0))
+            turned = self._read_turned(image, corners, np.roll(place, 1, axis=0))
             surest, sureness = surest_reading(upright, turned)
             if sureness >= _LEAST_CONFIDENCE:
                 boxes.append(surest)
@@ -98,14 +98,14 @@ class RapidOcrReader:
 
     def _read_turned(
         self,
-        picture: UInt8[np.ndarray, "H W 3"],
+        image: UInt8[np.ndarray, "H W 3"],
         corners: Float32[np.ndarray, "4 2"],
         upwards: Float64[np.ndarray, "4 2"],
     ) -> list[tuple[TextBox, float]]:
         """Read a tall box turned to the right; RapidOCR has turned it to the left."""
         if not _is_tall(corners):
             return []
-        turned = get_rotate_crop_image(picture, corners)[::-1, ::-1]
+        turned = get_rotate_crop_image(image, corners)[::-1, ::-1]
         line = TextRecInput(img=[np.ascontiguousarray(turned)], return_word_box=True)
         found = self._engine.text_rec(line)
         return [

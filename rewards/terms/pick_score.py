@@ -1,4 +1,4 @@
-"""Predict human preference for a picture given its prompt, with PickScore."""
+"""Predict human preference for an image given its prompt, with PickScore."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class PickScoreConfig(TermConfig):
 class PickScoreReward:
     """The published PickScore divided by 100, higher is better.
 
-    PickScore is exp(logit_scale) * cosine of the embeddings of prompt and picture, by a CLIP
-    ViT-H-14 that was fine-tuned on human choices between pictures. Published scores are about 20;
+    PickScore is exp(logit_scale) * cosine of the embeddings of prompt and image, by a CLIP
+    ViT-H-14 that was fine-tuned on human choices between images. Published scores are about 20;
     divided by 100 they are about 0.2, like the cosines of `clip_score` and `hps`. The range is
     -s..s with s = exp(logit_scale) / 100, which is 1 for a scale of 100, the largest in CLIP's
-    training. The end of a prompt longer than 77 tokens is ignored. Pictures are prepared by the
+    training. The end of a prompt longer than 77 tokens is ignored. Images are prepared by the
     model's own image processor, with Pillow.
 
     986 million parameters, 3.9 GB of memory in float32 besides the activations.
@@ -93,7 +93,7 @@ class PickScoreReward:
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Rate how well each picture answers its prompt, on the device of the model."""
+        """Rate how well each image answers its prompt, on the device of the model."""
         # A group shares its prompt, which therefore goes through the text tower once.
         texts = list(dict.fromkeys(prompt.prompt for prompt in prompts))
         columns = [texts.index(prompt.prompt) for prompt in prompts]
@@ -111,8 +111,8 @@ class PickScoreReward:
         return (self._model,)
 
     def _prepare(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N 3 S S"]:
-        pictures = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels.cpu()]
-        prepared: Tensor = self._image_processor(pictures, return_tensors="pt")["pixel_values"]
+        images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels.cpu()]
+        prepared: Tensor = self._image_processor(images, return_tensors="pt")["pixel_values"]
         return prepared
 
     def _tokenize(self, texts: list[str]) -> Int64[Tensor, "M T"]:

@@ -19,11 +19,11 @@ from rewards.base import (
 from rewards.types import Prompt, Scores
 
 BEST_DECIBELS = 50.0
-"""PSNR from which pictures count as equal. Rounding to 8 bits gives 59 dB, JPEG of good quality 30
+"""PSNR from which images count as equal. Rounding to 8 bits gives 59 dB, JPEG of good quality 30
 to 50 dB."""
 
 _LEAST_DIFFERENCE = 1 / 255**2
-"""Sum of squared differences of pictures that differ by one level in one value."""
+"""Sum of squared differences of images that differ by one level in one value."""
 
 
 class PsnrConfig(ComparingConfig):
@@ -48,7 +48,7 @@ class PsnrReward(ComparingReward):
     """PSNR in decibels, limited to `BEST_DECIBELS` and divided by it: 0..1, higher is better.
 
     PSNR = 10 log10(1 / mean squared difference) of pixels in 0..1, over all pixels and channels of
-    a picture. The score is 1 for equal pictures, whose PSNR is infinite, and 0 for black against
+    an image. The score is 1 for equal images, whose PSNR is infinite, and 0 for black against
     white.
 
     Needs a target image, but no model and hardly any memory. torchmetrics' definition,
@@ -59,9 +59,9 @@ class PsnrReward(ComparingReward):
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt, on the device of the pictures."""
-        pictures, targets = self._pairs(prompts, pixels)
-        return _compare(pictures, targets)
+        """Compare each image with that of its prompt, on the device of the images."""
+        images, targets = self._pairs(prompts, pixels)
+        return _compare(images, targets)
 
     @torch.no_grad()
     def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
@@ -69,10 +69,10 @@ class PsnrReward(ComparingReward):
 
         PSNR is no sum over pixels, so 1 - score is divided between them by squared difference.
         """
-        pictures, targets = self._pairs(prompts, pixels)
-        values = _compare(pictures, targets)
-        squares = (pictures - targets).square().sum(dim=1)
-        # Equal pictures have lost nothing.
+        images, targets = self._pairs(prompts, pixels)
+        values = _compare(images, targets)
+        squares = (images - targets).square().sum(dim=1)
+        # Equal images have lost nothing.
         totals = squares.sum(dim=(1, 2), keepdim=True).clamp(min=_LEAST_DIFFERENCE)
         losses = (1 - values)[:, None, None] * squares / totals
         return Scores(values, score_map=1 / squares[0].numel() - losses)
@@ -85,11 +85,11 @@ class PsnrReward(ComparingReward):
 
 
 def _compare(
-    pictures: Float32[Tensor, "N 3 H W"], targets: Float32[Tensor, "N 3 H W"]
+    images: Float32[Tensor, "N 3 H W"], targets: Float32[Tensor, "N 3 H W"]
 ) -> Float32[Tensor, " N"]:
     from torchmetrics.functional.image import peak_signal_noise_ratio  # noqa: PLC0415
 
     decibels = peak_signal_noise_ratio(
-        pictures, targets, data_range=1.0, reduction="none", dim=(1, 2, 3)
+        images, targets, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
     return decibels.clamp(0.0, BEST_DECIBELS) / BEST_DECIBELS

@@ -247,7 +247,7 @@ def _is_tall(box: TextBox) -> bool:
 def _rows(boxes: Sequence[TextBox], *, is_from_right: bool) -> list[TextBox]:
     """A box belongs to a line if its middle is above the bottom of the line's first box.
 
-    Unlike a fixed number of pixels, this works for small and large pictures.
+    Unlike a fixed number of pixels, this works for small and large images.
     """
     lines: list[list[TextBox]] = []
     for box in sorted(boxes, key=lambda box: box.middle[1]):

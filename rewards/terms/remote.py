@@ -101,7 +101,7 @@ class RemoteReward:
         return has_needs(prompt, self._needs)
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Send pictures and prompts in one request; refusals and notes are the scorer's."""
+        """Send images and prompts in one request; refusals and notes are the scorer's."""
         body = make_request(prompts, pixels, self._needs).model_dump_json().encode()
         answer = self._ask("/score", body, ScoreAnswer)
         return Scores(answer.scores, answer.notes)

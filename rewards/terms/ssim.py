@@ -41,7 +41,7 @@ class SsimConfig(ComparingConfig):
 
 
 class SsimReward(ComparingReward):
-    """Mean SSIM over the picture, -1..1; exactly 1 for equal pictures and never more.
+    """Mean SSIM over the image, -1..1; exactly 1 for equal images and never more.
 
     Gaussian window of sigma 1.5, borders mirrored, channels averaged.
     Source: Wang et al., Image quality assessment: from error visibility to structural similarity,
@@ -56,7 +56,7 @@ class SsimReward(ComparingReward):
     def score(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
-        """Compare each picture with that of its prompt."""
+        """Compare each image with that of its prompt."""
         return torch.cat([_value(losses) for losses in self._losses(prompts, pixels)])
 
     @torch.no_grad()
@@ -71,32 +71,32 @@ class SsimReward(ComparingReward):
     def _losses(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Iterator[Float32[Tensor, "1 3 H W"]]:
-        """1 - similarity at each pixel of one picture after the other."""
+        """1 - similarity at each pixel of one image after the other."""
         targets = to_unit_range(stack_compared(prompts, pixels, self._against), self._device)
-        pictures = to_unit_range(pixels, self._device)
-        # One by one: on the CPU, oneDNN's depthwise convolution takes twice as long per picture for
+        images = to_unit_range(pixels, self._device)
+        # One by one: on the CPU, oneDNN's depthwise convolution takes twice as long per image for
         # a group, with bitwise equal scores.
-        return map(_losses_of_picture, pictures.split(1), targets.split(1))
+        return map(_losses_of_image, images.split(1), targets.split(1))
 
 
 def _value(losses: Float32[Tensor, "1 3 H W"]) -> Float32[Tensor, " 1"]:
     return 1 - losses.mean(dim=(1, 2, 3))
 
 
-def _losses_of_picture(
-    picture: Float32[Tensor, "1 3 H W"], target: Float32[Tensor, "1 3 H W"]
+def _losses_of_image(
+    image: Float32[Tensor, "1 3 H W"], target: Float32[Tensor, "1 3 H W"]
 ) -> Float32[Tensor, "1 3 H W"]:
-    """1 - SSIM at each pixel, from the moments of the pictures' sum and difference.
+    """1 - SSIM at each pixel, from the moments of the images' sum and difference.
 
     With s = x + y and d = x - y, 2 cov(x, y) is (var s - var d) / 2, var x + var y is (var s + var
     d) / 2, and the means follow the same rule. In fp32, moments of x and y have rounding errors as
-    large as `C2` on flat pictures, so that a copy would not be the best picture; those of d are
-    exactly 0 for equal pictures and small for similar ones. fp64 takes 25 times as long on a CPU.
+    large as `C2` on flat images, so that a copy would not be the best image; those of d are
+    exactly 0 for equal images and small for similar ones. fp64 takes 25 times as long on a CPU.
     """
     from torchvision.transforms.functional import gaussian_blur  # noqa: PLC0415
 
     # Variances are those of s - 1, which rounds least; the mean is corrected below.
-    total, difference = picture + target - 1, picture - target
+    total, difference = image + target - 1, image - target
     moments = torch.cat((total, difference, total.square(), difference.square()), dim=1)
     means = gaussian_blur(moments, [WINDOW, WINDOW], [SIGMA, SIGMA]).chunk(4, dim=1)
     variance_total = (means[2] - means[0].square()).clamp(min=0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PLACEHOLDERS = "{prompt}, {text}, {lowest} and {highest}"
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _TRIES = 4
-"""Times a picture is shown before the term refuses it."""
+"""Times an image is shown before the term refuses it."""
 _REFUSING_STATUSES = frozenset({400, 422})
 """Statuses of an endpoint that works, but does not accept this request: its filter of contents, or
 a prompt that is too long."""
@@ -88,7 +88,7 @@ class VlmJudgeConfig(TermConfig):
         return tuple(need for need in ("prompt", "text") if need in used)
 
     def ask(self, prompt: Prompt) -> str:
-        """Format the question about a picture for this prompt."""
+        """Format the question about an image for this prompt."""
         return self.question.format(
             prompt=prompt.prompt,
             text=", ".join(f'"{text}"' for text in prompt.texts),
@@ -135,10 +135,10 @@ class VlmJudgeConfig(TermConfig):
 
 
 class VlmJudgeReward:
-    """The model's answer to a question about each picture, mapped linearly to 0..1.
+    """The model's answer to a question about each image, mapped linearly to 0..1.
 
-    Each picture is sent separately, at temperature 0; whether the same picture always gets the same
-    score depends on the endpoint. If the answer is not a score, the picture is sent again, at
+    Each image is sent separately, at temperature 0; whether the same image always gets the same
+    score depends on the endpoint. If the answer is not a score, the image is sent again, at
     temperature 1 with other seeds, and refused if no answer is. Memory, device and licence are
     those of the model there.
 
@@ -161,7 +161,7 @@ class VlmJudgeReward:
         return has_needs(prompt, self._config.needs())
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Ask about every picture, several at a time; the notes are the answers."""
+        """Ask about every image, several at a time; the notes are the answers."""
         pool = ThreadPoolExecutor(self._config.requests_at_once)
         try:
             answers = [*pool.map(self._ask, range(len(prompts)), prompts, pixels)]
@@ -175,20 +175,20 @@ class VlmJudgeReward:
         return ()
 
     def _ask(
-        self, index: int, prompt: Prompt, picture: UInt8[Tensor, "3 H W"]
+        self, index: int, prompt: Prompt, image: UInt8[Tensor, "3 H W"]
     ) -> tuple[float | None, str]:
-        """Get the score of a picture, or None, and the last answer."""
+        """Get the score of an image, or None, and the last answer."""
         name = f"vlm_judge: prompt {prompt.prompt_id}, image {index}"
         answer = ""
         for number in range(_TRIES):
-            payload = self._payload(prompt, picture, number)
+            payload = self._payload(prompt, image, number)
             answer = self._answer(name, self._send(name, "/chat/completions", payload))
             with suppress(ValueError):
                 return self._config.read(answer), answer
         return None, answer
 
     def _answer(self, name: str, reply: httpx.Response) -> str:
-        """What the model said; or the status, if the endpoint works, but refuses the picture."""
+        """What the model said; or the status, if the endpoint works, but refuses the image."""
         if reply.status_code in _REFUSING_STATUSES:
             return _status(reply)
         if reply.status_code != 200:
@@ -220,11 +220,11 @@ class VlmJudgeReward:
             "vlm_judge.requests_at_once"
         )
 
-    def _payload(self, prompt: Prompt, picture: UInt8[Tensor, "3 H W"], number: int) -> bytes:
-        """Body of a request; `number` counts those about the picture, from 0."""
-        content = [_as_content(picture), _as_text(self._config.ask(prompt))]
+    def _payload(self, prompt: Prompt, image: UInt8[Tensor, "3 H W"], number: int) -> bytes:
+        """Body of a request; `number` counts those about the image, from 0."""
+        content = [_as_content(image), _as_text(self._config.ask(prompt))]
         if prompt.sources:
-            # For an edit, the judge also sees the source, and is told which picture is which.
+            # For an edit, the judge also sees the source, and is told which image is which.
             sources = map(_as_content, prompt.sources)
             content = [_as_text("Source:"), *sources, _as_text("Result of the edit:"), *content]
         payload = {
@@ -243,8 +243,8 @@ def _status(reply: httpx.Response) -> str:
     return f"status {reply.status_code} {reply.reason_phrase}".rstrip()
 
 
-def _as_content(picture: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
-    url = f"data:image/png;base64,{encode_base64(picture)}"
+def _as_content(image: UInt8[Tensor, "3 H W"]) -> dict[str, object]:
+    url = f"data:image/png;base64,{encode_base64(image)}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -1,4 +1,4 @@
-"""Pictures and weights that the reward tests share."""
+"""Images and weights that the reward tests share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lpips_pictures(assets_dir: Path) -> UInt8[Tensor, "3 3 64 64"]:
-    """The reference picture of the LPIPS authors and its two distortions, p0 and p1."""
+def lpips_images(assets_dir: Path) -> UInt8[Tensor, "3 3 64 64"]:
+    """The reference image of the LPIPS authors and its two distortions, p0 and p1."""
     folder = assets_dir / "images" / "lpips"
     names = ("ex_ref.png", "ex_p0.png", "ex_p1.png")
     return torch.stack([to_tensor(Image.open(folder / name).convert("RGB")) for name in names])

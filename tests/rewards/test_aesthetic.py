@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rewards.terms.aesthetic import AestheticConfig, AestheticReward, load_head, to_unit_score
 from rewards.types import Prompt, RewardError
-from tests.rewards.tiny_clip import NAME, embed_pictures, noise
+from tests.rewards.tiny_clip import NAME, embed_images, noise
 
 WIDTH = 16
 LAION_MLP = "sac+logos+ava1-l14-linearMSE.pth"
@@ -73,7 +73,7 @@ def test_unit_score_maps_one_to_ten_and_clamps() -> None:
 def test_aesthetic_equals_open_clip_on_pillow_images(clip_folder: Path, head: Path) -> None:
     # By hand: the unit embedding's first entry x, head 4 x + 5, mapped from 1..10.
     pixels = noise(3)
-    expected = (4 * embed_pictures(clip_folder, pixels)[:, 0] + 5 - 1) / 9
+    expected = (4 * embed_images(clip_folder, pixels)[:, 0] + 5 - 1) / 9
     reward = make_reward(clip_folder, head)
     scores = reward.score(prompts(3), pixels)
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)

@@ -25,7 +25,7 @@ def build(**terms: dict[str, Any]) -> Scorer:
 
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every reader reads OPEN DAY in every picture."""
+    """Every reader reads OPEN DAY in every image."""
 
     class Reader:
         def __init__(self, **options: int) -> None: ...

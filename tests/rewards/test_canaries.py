@@ -13,7 +13,7 @@ from rewards.canaries import (
     Departure,
     find_departures,
     make_bands,
-    measure_pictures,
+    measure_images,
 )
 from rewards.types import Prompt
 
@@ -22,7 +22,7 @@ SIGN = Prompt("sign", "a sign")
 
 
 def paint(*greys: int) -> UInt8[Tensor, "G 3 16 16"]:
-    """One picture of one grey for each value."""
+    """One image of one grey for each value."""
     levels = torch.tensor(greys, dtype=torch.uint8)
     return levels[:, None, None, None].expand(-1, 3, 16, 16).contiguous()
 
@@ -35,31 +35,31 @@ def draw_cells(side: int, size: int = 18) -> UInt8[Tensor, "1 3 H W"]:
 
 
 def measure(pixels: UInt8[Tensor, "G 3 H W"], name: str) -> float:
-    return measure_pictures([SIGN], pixels[None])[name].item()
+    return measure_images([SIGN], pixels[None])[name].item()
 
 
 def test_edge_density_of_two_halves_is_the_two_columns_at_the_step() -> None:
     # Of the 14 inner columns those at both sides of the step have a gradient: 2 of 14.
-    picture = paint(0)
-    assert measure(picture, "edge_density") == 0.0
-    picture[..., 8:] = 255
-    assert measure(picture, "edge_density") == 2 / 14
-    assert measure(picture.transpose(2, 3).contiguous(), "edge_density") == 2 / 14
+    image = paint(0)
+    assert measure(image, "edge_density") == 0.0
+    image[..., 8:] = 255
+    assert measure(image, "edge_density") == 2 / 14
+    assert measure(image.transpose(2, 3).contiguous(), "edge_density") == 2 / 14
 
 
 def test_edge_density_of_a_checkerboard_counts_all_but_the_middles_of_cells() -> None:
     # Cells of 3 x 3: only their middles are surrounded by their own colour. Of 16 x 16 inner
-    # pixels those in row and column 1, 4, ..., 16 of the picture are middles: 6 x 6.
+    # pixels those in row and column 1, 4, ..., 16 of the image are middles: 6 x 6.
     assert measure(draw_cells(3), "edge_density") == 1 - 36 / 256
 
 
 def test_edge_density_needs_a_step_of_a_fifth_of_the_range() -> None:
     # The gradient of a step is half of it: 50 / 255 / 2 = 0.098, 52 / 255 / 2 = 0.102.
-    picture = paint(100)
-    picture[..., 8:] = 150
-    assert measure(picture, "edge_density") == 0.0
-    picture[..., 8:] = 152
-    assert measure(picture, "edge_density") == 2 / 14
+    image = paint(100)
+    image[..., 8:] = 150
+    assert measure(image, "edge_density") == 0.0
+    image[..., 8:] = 152
+    assert measure(image, "edge_density") == 2 / 14
 
 
 def test_edge_density_follows_luma() -> None:
@@ -72,7 +72,7 @@ def test_edge_density_follows_luma() -> None:
 
 
 def test_dark_and_bright_fractions_have_thresholds_of_luma() -> None:
-    # 0.2 of 255 is 51, 0.8 is 204; the mean is over the pictures.
+    # 0.2 of 255 is 51, 0.8 is 204; the mean is over the images.
     greys = paint(50, 52, 203, 205)
     # Blue is dark and yellow is bright: luma 0.114 and 0.886.
     coloured = paint(0, 255)
@@ -83,13 +83,13 @@ def test_dark_and_bright_fractions_have_thresholds_of_luma() -> None:
 
 
 def test_colour_entropy_of_two_colours_is_one_bit() -> None:
-    picture = paint(0)
-    picture[:, 0, :, 8:] = 255
-    assert measure(picture, "colour_entropy") == pytest.approx(1.0)
+    image = paint(0)
+    image[:, 0, :, 8:] = 255
+    assert measure(image, "colour_entropy") == pytest.approx(1.0)
     # 1/4 and 3/4: 0.25 * 2 + 0.75 * log2(4 / 3) = 0.8113.
-    picture[:, 0, :, 4:8] = 255
-    assert measure(picture, "colour_entropy") == pytest.approx(0.811278, abs=1e-6)
-    # Two pictures of one colour each hold no information, whatever they are together.
+    image[:, 0, :, 4:8] = 255
+    assert measure(image, "colour_entropy") == pytest.approx(0.811278, abs=1e-6)
+    # Two images of one colour each hold no information, whatever they are together.
     assert measure(paint(0, 255), "colour_entropy") == 0.0
 
 
@@ -113,14 +113,14 @@ def test_pixel_diversity_is_the_mean_difference_of_pairs() -> None:
 
 def test_pixel_diversity_does_not_count_what_averages_out() -> None:
     # 64 x 64 pixels are scaled to 32 x 32: every 2 x 2 block of alternating pixels is grey.
-    pictures = torch.cat([draw_cells(1, size=64), 255 - draw_cells(1, size=64)])
-    assert measure(pictures, "pixel_diversity") == pytest.approx(0.0, abs=1e-6)
+    images = torch.cat([draw_cells(1, size=64), 255 - draw_cells(1, size=64)])
+    assert measure(images, "pixel_diversity") == pytest.approx(0.0, abs=1e-6)
 
 
-def test_source_copies_are_pictures_that_differ_by_no_more_than_a_decoder_changes() -> None:
+def test_source_copies_are_images_that_differ_by_no_more_than_a_decoder_changes() -> None:
     prompts = [Prompt("edit", "turn it", sources=(paint(100)[0],)), SIGN]
     # A step of 6 in 255 is 0.0235, one of 5 is 0.0196.
-    values = measure_pictures(prompts, torch.stack([paint(100, 105, 106, 200)] * 2))
+    values = measure_images(prompts, torch.stack([paint(100, 105, 106, 200)] * 2))
     assert values["source_copies"][0] == 0.5
     assert values["source_copies"][1].isnan()
 

@@ -7,7 +7,7 @@ import torch
 
 from rewards.terms.clip import ClipImageConfig, ClipImageReward, ClipScoreConfig, ClipScoreReward
 from rewards.types import Prompt, RewardError
-from tests.rewards.tiny_clip import NAME, embed_captions, embed_pictures, noise
+from tests.rewards.tiny_clip import NAME, embed_captions, embed_images, noise
 
 CPU = torch.device("cpu")
 CAPTIONS = ["a red dog", "a blue sign", "a blue sign"]
@@ -22,9 +22,9 @@ def make(name: str, folder: Path, **changes: str) -> ClipScoreReward | ClipImage
     return KINDS[name](kind=name, weight=1.0, **(options | changes)).build(CPU)
 
 
-def test_clip_score_is_the_cosine_of_prompt_and_picture(clip_folder: Path) -> None:
+def test_clip_score_is_the_cosine_of_prompt_and_image(clip_folder: Path) -> None:
     reward, pixels = make("clip_score", clip_folder), noise(3)
-    cosines = embed_captions(clip_folder, CAPTIONS) @ embed_pictures(clip_folder, pixels).T
+    cosines = embed_captions(clip_folder, CAPTIONS) @ embed_images(clip_folder, pixels).T
     prompts = [Prompt(str(index), caption) for index, caption in enumerate(CAPTIONS)]
     scores = reward.score(prompts, pixels)
     torch.testing.assert_close(scores, cosines.diagonal(), rtol=0, atol=1e-5)
@@ -32,14 +32,14 @@ def test_clip_score_is_the_cosine_of_prompt_and_picture(clip_folder: Path) -> No
     assert reward.applies_to(Prompt("0", "a"))
 
 
-def test_clip_image_is_the_cosine_of_each_picture_and_its_own_target(clip_folder: Path) -> None:
+def test_clip_image_is_the_cosine_of_each_image_and_its_own_target(clip_folder: Path) -> None:
     reward = make("clip_image", clip_folder)
     pixels, targets = noise(3), noise(2, seed=8)
     pixels[2] = targets[1]
     first, second = (Prompt(str(i), "a", target=target) for i, target in enumerate(targets))
     scores = reward.score([second, first, second], pixels)
-    wanted = embed_pictures(clip_folder, targets)[[1, 0, 1]]
-    expected = (wanted * embed_pictures(clip_folder, pixels)).sum(dim=-1)
+    wanted = embed_images(clip_folder, targets)[[1, 0, 1]]
+    expected = (wanted * embed_images(clip_folder, pixels)).sum(dim=-1)
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(scores[2], torch.tensor(1.0), rtol=0, atol=1e-6)
     assert reward.applies_to(first)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rewards.terms.clip_loading import (
-    PictureEmbedder,
+    ImageEmbedder,
     PromptEmbedder,
     find_architecture,
     load_clip,
@@ -102,16 +102,16 @@ def test_clip_offline_says_what_to_download_and_where_to_put_it(
     assert "HF_HOME" in str(caught.value)
 
 
-def test_pictures_are_cropped_by_their_shortest_edge_and_kept_whole_by_their_longest(
+def test_images_are_cropped_by_their_shortest_edge_and_kept_whole_by_their_longest(
     clip: Any,
 ) -> None:
     # 64 x 32: the shortest edge fits as it is, and 16 columns on either side are cut off.
     pixels = noise(1, height=32, width=64)
     other_ends = pixels.clone()
     other_ends[..., :8] = 255 - other_ends[..., :8]
-    cropped = [PictureEmbedder(clip).embed(part) for part in (pixels, other_ends)]
+    cropped = [ImageEmbedder(clip).embed(part) for part in (pixels, other_ends)]
     assert torch.equal(*cropped)
-    embedder = PictureEmbedder(clip, resize_mode="longest")
+    embedder = ImageEmbedder(clip, resize_mode="longest")
     assert not torch.allclose(embedder.embed(pixels), embedder.embed(other_ends), atol=1e-3)
 
 

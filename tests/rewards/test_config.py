@@ -131,7 +131,7 @@ EVALUATED = {"weight": 0.0, "when": "evaluation"}
             "terms",
             r"\(lpips, ssim\) are 0.* set one of them, for example reward.terms.lpips.weight=1",
         ),
-        # One picture that pleases would answer every prompt.
+        # One image that pleases would answer every prompt.
         ({"aesthetic": AESTHETIC}, {}, "terms", r"only the image \(aesthetic\)"),
         (
             {"aesthetic": AESTHETIC, "ssim": {"weight": 0.0}},

@@ -60,7 +60,7 @@ def score(function: str) -> RewardTable:
     return Scorer([Term("mine", reward, 1.0)]).score([DOG], PIXELS[None])
 
 
-def test_custom_calls_the_function_with_prompts_and_pictures(write_module: Write) -> None:
+def test_custom_calls_the_function_with_prompts_and_images(write_module: Write) -> None:
     name = write_module(
         "import torch\n"
         "def score(prompts, pixels):\n"
@@ -72,7 +72,7 @@ def test_custom_calls_the_function_with_prompts_and_pictures(write_module: Write
     torch.testing.assert_close(table.raw, torch.tensor([[[5.0], [5.2], [6.0]]]))
 
 
-def test_custom_function_may_refuse_a_picture(write_module: Write) -> None:
+def test_custom_function_may_refuse_an_image(write_module: Write) -> None:
     name = write_module("def score(prompts, pixels):\n    return [0.25, None, 1]\n")
     table = score(f"{name}:score")
     assert table.raw.nan_to_num(-1.0).flatten().tolist() == [0.25, -1.0, 1.0]
@@ -100,7 +100,7 @@ def test_custom_function_may_return_parts_and_notes(write_module: Write, parts: 
     assert score(f"{name}:score").notes == {"mine": (("a", "b", "c"),)}
 
 
-def test_custom_function_that_works_in_place_leaves_the_pictures_alone(write_module: Write) -> None:
+def test_custom_function_that_works_in_place_leaves_the_images_alone(write_module: Write) -> None:
     name = write_module(
         "def score(prompts, pixels):\n"
         "    prompts[0].target.zero_()\n"

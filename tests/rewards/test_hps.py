@@ -31,38 +31,38 @@ def prompts() -> list[Prompt]:
 
 
 def smooth(height: int, width: int) -> UInt8[Tensor, "2 3 H W"]:
-    """Two pictures without sharp edges, which all ways of resizing keep alike."""
+    """Two images without sharp edges, which all ways of resizing keep alike."""
     down, across = np.mgrid[0:height, 0:width] / max(height, width)
     first = np.stack([40 + 180 * down, 220 - 180 * across, 90 + 120 * down * across])
-    pictures = np.stack([first, 255 - first])
-    return torch.from_numpy(pictures.round().astype(np.uint8))
+    images = np.stack([first, 255 - first])
+    return torch.from_numpy(images.round().astype(np.uint8))
 
 
-def fit_with_pillow(picture: UInt8[Tensor, "3 H W"]) -> Float32[Tensor, "1 3 32 32"]:
+def fit_with_pillow(pixels: UInt8[Tensor, "3 H W"]) -> Float32[Tensor, "1 3 32 32"]:
     """40 x 60 fits 32 x 32 as 21 x 32, with 5 black rows above and 6 below."""
-    image = Image.fromarray(picture.permute(1, 2, 0).numpy())
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     canvas = Image.new("RGB", (32, 32))
     canvas.paste(image.resize((32, 21), Image.Resampling.BICUBIC), (0, 5))
     unit = torch.from_numpy(np.array(canvas)).permute(2, 0, 1).float() / 255
     return normalize(unit, MEAN, DEVIATION)[None]
 
 
-def fit_as_upstream(picture: UInt8[Tensor, "3 H W"]) -> Float32[Tensor, "3 32 32"]:
-    """What tgxs002/HPSv2 does with the tensor of a picture."""
-    height, width = picture.shape[1:]
+def fit_as_upstream(image: UInt8[Tensor, "3 H W"]) -> Float32[Tensor, "3 32 32"]:
+    """What tgxs002/HPSv2 does with the tensor of an image."""
+    height, width = image.shape[1:]
     scale = 32 / max(height, width)
     size = [round(height * scale), round(width * scale)]
-    unit = resize(picture.float() / 255, size, InterpolationMode.BICUBIC)
+    unit = resize(image.float() / 255, size, InterpolationMode.BICUBIC)
     down, across = 32 - size[0], 32 - size[1]
     sides = [across // 2, down // 2, across - across // 2, down - down // 2]
     return normalize(pad(unit, sides, fill=0), MEAN, DEVIATION)
 
 
 @torch.no_grad()
-def test_hps_is_the_cosine_of_prompt_and_whole_picture(clip_folder: Path) -> None:
+def test_hps_is_the_cosine_of_prompt_and_whole_image(clip_folder: Path) -> None:
     pixels = smooth(40, 60)
-    pictures = torch.cat([fit_with_pillow(picture) for picture in pixels])
-    images = load(clip_folder).encode_image(pictures, normalize=True)
+    fitted = torch.cat([fit_with_pillow(image) for image in pixels])
+    images = load(clip_folder).encode_image(fitted, normalize=True)
     cosines = embed_captions(clip_folder, CAPTIONS) @ images.T
     scores = make_reward(clip_folder).score(prompts(), pixels)
     torch.testing.assert_close(scores, cosines.diagonal(), rtol=0, atol=1e-5)
@@ -78,7 +78,7 @@ def test_hps_shows_the_model_what_upstream_shows_it(
     shown = []
     model.visual.register_forward_pre_hook(lambda _, given: shown.append(given[0]))
     reward.score(prompts(), pixels)
-    upstream = torch.stack([fit_as_upstream(picture) for picture in pixels])
+    upstream = torch.stack([fit_as_upstream(image) for image in pixels])
     # Pillow rounds twice, along each axis: at most 1.5 of 255 levels, in units of the deviation.
     torch.testing.assert_close(shown[0], upstream, rtol=0, atol=1.5 / 255 / min(DEVIATION))
 

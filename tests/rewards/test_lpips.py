@@ -24,14 +24,14 @@ def make(network: Network, *, pretrained: bool = False) -> LpipsReward:
 def test_lpips_equals_the_reference_figures(
     network: Network,
     distances: tuple[float, float],
-    lpips_pictures: UInt8[Tensor, "3 3 H W"],
+    lpips_images: UInt8[Tensor, "3 3 H W"],
     assets_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(assets_dir / "torch_home"))
     reward = make(network, pretrained=True)
-    reference, *distorted = lpips_pictures
-    prompts = [Prompt("ref", "a picture", target=reference)] * 2
+    reference, *distorted = lpips_images
+    prompts = [Prompt("ref", "an image", target=reference)] * 2
     scores = reward.score_with_map(prompts, torch.stack(distorted))
     # p1 is the closer one, so it scores higher.
     torch.testing.assert_close(scores.values, 1 - torch.tensor(distances), rtol=0, atol=1e-5)
@@ -74,27 +74,27 @@ def test_lpips_equals_that_of_the_package_and_its_parts_add_up(
 ) -> None:
     sources = [noise(seed)[:, :35, :53] for seed in range(3)]
     prompts = [Prompt(str(i), "a", target=sources[target]) for i, target in enumerate(targets)]
-    pictures = torch.stack([noise(3)[:, :35, :53], sources[1], sources[2]])
+    images = torch.stack([noise(3)[:, :35, :53], sources[1], sources[2]])
     reward = make(network)
     (module,) = reward.modules()
     compared = torch.stack([prompt.target for prompt in prompts])
-    distances = module(pictures / 255, compared / 255, normalize=True).flatten()
-    scores = reward.score_with_map(prompts, pictures)
-    assert torch.equal(scores.values, reward.score(prompts, pictures))
+    distances = module(images / 255, compared / 255, normalize=True).flatten()
+    scores = reward.score_with_map(prompts, images)
+    assert torch.equal(scores.values, reward.score(prompts, images))
     torch.testing.assert_close(scores.values, 1 - distances / module.L, rtol=0, atol=1e-6)
     assert_parts_add_up(scores)
     # Two copies, if each has its own target: an even share of the 1 in every place.
     for row in range(3):
-        is_copy = torch.equal(pictures[row], prompts[row].target)
+        is_copy = torch.equal(images[row], prompts[row].target)
         assert (scores.values[row] == 1) == is_copy
         assert (scores.score_map[row].min() == scores.score_map[row].max()) == is_copy
 
 
-def test_a_corner_of_a_picture_lowers_the_parts_of_lpips_there(untrained: LpipsReward) -> None:
+def test_a_corner_of_an_image_lowers_the_parts_of_lpips_there(untrained: LpipsReward) -> None:
     target = noise(0)
-    picture = target.clone()
-    picture[:, 48:, :16] = noise(1)[:, 48:, :16]
-    scores = untrained.score_with_map([Prompt("a", "a", target=target)], picture[None])
+    image = target.clone()
+    image[:, 48:, :16] = noise(1)[:, 48:, :16]
+    scores = untrained.score_with_map([Prompt("a", "a", target=target)], image[None])
     lost = 1 / scores.score_map[0].numel() - scores.score_map[0]
     # Fields of the deeper layers reach beyond the corner.
     half = len(lost) // 2
@@ -117,8 +117,8 @@ def test_untrained_lpips_is_the_same_in_every_process_and_leaves_the_global_gene
     state = torch.get_rng_state()
     again = make("squeeze")
     assert torch.equal(torch.get_rng_state(), state)
-    prompts, pictures = [Prompt("a", "a", target=noise(0))], noise(1)[None]
-    assert torch.equal(again.score(prompts, pictures), untrained.score(prompts, pictures))
+    prompts, images = [Prompt("a", "a", target=noise(0))], noise(1)[None]
+    assert torch.equal(again.score(prompts, images), untrained.score(prompts, images))
 
 
 def test_lpips_offline_says_which_file_goes_where(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rewards.pictures import to_bgr_arrays
+from rewards.images import to_bgr_arrays
 from rewards.terms.ocr import OcrReward
 from rewards.terms.reading_orders import TextBox, surest_reading
 from rewards.types import Prompt, RewardError
@@ -66,7 +66,7 @@ def test_engines_get_rows_of_blue_green_and_red() -> None:
     assert array.tolist() == [[[3, 2, 1]], [[13, 12, 11]]]
 
 
-def test_ocr_scores_each_picture_against_its_own_prompt() -> None:
+def test_ocr_scores_each_image_against_its_own_prompt() -> None:
     prompts = [Prompt("a", "a", texts=("CAT",)), Prompt("b", "b", texts=("DOG",))]
     scores = OcrReward(FakeReader("cat", "dig")).score(prompts, blank(2)).values
     torch.testing.assert_close(scores, torch.tensor([1.0, 2 / 3]))

@@ -43,13 +43,13 @@ def drawn(text: str) -> UInt8[Tensor, "3 128 256"]:
 def test_easyocr_reads_drawn_words(reader: EasyOcrReader) -> None:
     # The typographic apostrophe is none of EasyOCR's characters.
     words = ("OPEN", "Bakery", "DON\u2019T")
-    pictures = torch.stack([*map(drawn, words), torch.full((3, 128, 256), 127, dtype=torch.uint8)])
+    images = torch.stack([*map(drawn, words), torch.full((3, 128, 256), 127, dtype=torch.uint8)])
     reward, prompts = OcrReward(reader), [Prompt("a", "a", texts=(word,)) for word in words]
     assert all(map(reward.applies_to, prompts))
-    assert reward.score(prompts, pictures[:3]).values.tolist() == [1.0, 1.0, 1.0]
-    boxes = reader.read(pictures)
+    assert reward.score(prompts, images[:3]).values.tolist() == [1.0, 1.0, 1.0]
+    boxes = reader.read(images)
     assert boxes[3] == []
-    assert [reader.read(picture[None])[0] for picture in pictures] == boxes
+    assert [reader.read(image[None])[0] for image in images] == boxes
 
 
 @pytest.mark.parametrize("turns", [1, -1])

@@ -52,7 +52,7 @@ def draw_word(word: str) -> UInt8[Tensor, "3 128 128"]:
 
 
 def draw_poster(*words: tuple[str, int, int], turn: int = 0) -> UInt8[Tensor, "1 3 256 256"]:
-    """Words around places, and the picture turned counter-clockwise by some degrees."""
+    """Words around places, and the image turned counter-clockwise by some degrees."""
     image = Image.new("RGB", (256, 256), (30, 60, 180))
     font = ImageFont.load_default(size=24)
     for text, x, y in words:
@@ -62,10 +62,10 @@ def draw_poster(*words: tuple[str, int, int], turn: int = 0) -> UInt8[Tensor, "1
 
 def load_photo(path: Path, size: int | None = None) -> UInt8[Tensor, "1 3 H W"]:
     """As it is, or scaled to a square."""
-    picture = Image.open(path).convert("RGB")
+    image = Image.open(path).convert("RGB")
     if size is not None:
-        picture = picture.resize((size, size), Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+        image = image.resize((size, size), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
 
 
 def test_rapidocr_reads_drawn_words(reader: RapidOcrReader) -> None:
@@ -74,12 +74,12 @@ def test_rapidocr_reads_drawn_words(reader: RapidOcrReader) -> None:
 
 
 def test_rapidocr_reads_a_batch_as_it_reads_one_by_one(reader: RapidOcrReader) -> None:
-    pictures = torch.stack([draw_word(word) for word in ("OPEN", "BUS", "A")])
-    single = [reader.read(pictures[index : index + 1])[0] for index in range(3)]
-    assert reader.read(pictures) == single
+    images = torch.stack([draw_word(word) for word in ("OPEN", "BUS", "A")])
+    single = [reader.read(images[index : index + 1])[0] for index in range(3)]
+    assert reader.read(images) == single
 
 
-def test_rapidocr_reads_nothing_in_a_blank_picture(reader: RapidOcrReader) -> None:
+def test_rapidocr_reads_nothing_in_a_blank_image(reader: RapidOcrReader) -> None:
     grey = torch.full((1, 3, 128, 128), 127, dtype=torch.uint8)
     assert reader.read(grey) == [[]]
     scores = OcrReward(reader).score_with_map([Prompt("a", "a", texts=("OPEN",))], grey)

@@ -98,9 +98,9 @@ def spell(caption: str) -> list[int]:
     return [*tokens, END]
 
 
-def fit(picture: UInt8[Tensor, "3 40 60"]) -> Float32[Tensor, "1 3 32 32"]:
+def fit(pixels: UInt8[Tensor, "3 40 60"]) -> Float32[Tensor, "1 3 32 32"]:
     """40 x 60 becomes 32 x 48, of which the middle 32 columns are kept."""
-    image = Image.fromarray(picture.permute(1, 2, 0).numpy())
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image = image.resize((48, 32), Image.Resampling.BICUBIC).crop((8, 0, 40, 32))
     unit = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
@@ -113,9 +113,9 @@ def test_pick_score_is_the_published_score_over_a_hundred(folder: Path) -> None:
     pixels = noise(3)
     expected = []
     with torch.no_grad():
-        for caption, picture in zip(CAPTIONS, pixels, strict=True):
+        for caption, each in zip(CAPTIONS, pixels, strict=True):
             text = model.get_text_features(torch.tensor([spell(caption)])).pooler_output[0]
-            image = model.get_image_features(fit(picture)).pooler_output[0]
+            image = model.get_image_features(fit(each)).pooler_output[0]
             published = SCALE * (text @ image) / (text.norm() * image.norm())
             expected.append(published / 100)
     scores = make_reward(folder).score(prompts(), pixels)

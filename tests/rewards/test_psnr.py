@@ -28,7 +28,7 @@ def test_psnr_equals_the_formula_over_fifty_decibels(level: int, decibels: float
     torch.testing.assert_close(scores, torch.tensor([decibels / 50]), rtol=0, atol=1e-5)
 
 
-def test_psnr_of_equal_and_of_nearly_equal_pictures_is_one() -> None:
+def test_psnr_of_equal_and_of_nearly_equal_images_is_one() -> None:
     nearly = flat(100)
     nearly[0, 0, 0] = 101  # 48.13 dB for all values, here one of 1152: 48.13 + 30.61 > 50
     prompt = Prompt("0", "a", target=flat(100))
@@ -36,7 +36,7 @@ def test_psnr_of_equal_and_of_nearly_equal_pictures_is_one() -> None:
     assert torch.equal(scores, torch.ones(2))
 
 
-def test_psnr_compares_each_picture_with_its_own_target() -> None:
+def test_psnr_compares_each_image_with_its_own_target() -> None:
     prompts = [Prompt("0", "a", target=flat(51)), Prompt("1", "a", target=flat(0))]
     scores = PsnrReward().score(prompts, torch.stack([flat(51), flat(255)]))
     torch.testing.assert_close(scores, torch.tensor([1.0, 0.0]))
@@ -44,10 +44,10 @@ def test_psnr_compares_each_picture_with_its_own_target() -> None:
 
 def test_parts_of_psnr_share_the_loss_by_squared_difference() -> None:
     target = torch.zeros(3, 2, 2, dtype=torch.uint8)
-    picture = target.clone()
-    picture[:, 0, 1] = 51  # a fifth of the range in each channel
-    picture[0, 1, 0] = 102  # two fifths in one
-    scores = PsnrReward().score_with_map([Prompt("0", "a", target=target)], picture[None])
+    image = target.clone()
+    image[:, 0, 1] = 51  # a fifth of the range in each channel
+    image[0, 1, 0] = 102  # two fifths in one
+    scores = PsnrReward().score_with_map([Prompt("0", "a", target=target)], image[None])
     # Squared differences 3 / 25 and 4 / 25, over 12 values; a score of 0.325.
     score = 10 * math.log10(12 / (7 / 25)) / 50
     lost = 1 - score
@@ -61,9 +61,9 @@ def test_parts_of_psnr_of_limited_scores() -> None:
     nearly[0, 0, 0] = 1
     half[:, :8] = 255  # 3 dB, all of it lost in the upper half
     prompt = Prompt("0", "a", target=flat(0))
-    pictures = torch.stack([flat(0), nearly, white, half])
-    scores = PsnrReward().score_with_map([prompt] * 4, pictures)
-    assert torch.equal(scores.values, PsnrReward().score([prompt] * 4, pictures))
+    images = torch.stack([flat(0), nearly, white, half])
+    scores = PsnrReward().score_with_map([prompt] * 4, images)
+    assert torch.equal(scores.values, PsnrReward().score([prompt] * 4, images))
     assert (scores.score_map[:2] == torch.tensor(1 / 384)).all()
     torch.testing.assert_close(scores.score_map[2], torch.zeros(16, 24), rtol=0, atol=1e-9)
     torch.testing.assert_close(scores.score_map.sum(dim=(1, 2)), scores.values, rtol=0, atol=1e-6)

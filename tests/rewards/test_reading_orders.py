@@ -90,7 +90,7 @@ def test_rows_are_lines_from_left_to_right() -> None:
     assert read(boxes)[0] == "left right below"
 
 
-def test_rows_are_separate_lines_in_small_pictures() -> None:
+def test_rows_are_separate_lines_in_small_images() -> None:
     # 8 pixels apart: RapidOCR's own order takes less than 10 for one line.
     upper = TextBox("A", left=20.0, top=0.0, right=26.0, bottom=6.0)
     lower = TextBox("B", left=0.0, top=8.0, right=6.0, bottom=14.0)

@@ -66,5 +66,5 @@ def test_a_step_is_stopped_above_a_quarter_of_all_its_parts() -> None:
         check(make_table([[0.1, 0.2], [NAN, NAN]]))
     with pytest.raises(RewardError, match="3 of 8 .*prompt a, image 0") as caught:
         check(whole, three)
-    assert caught.value.pictures is not None
-    assert caught.value.pictures[:, 0, 0, 0].tolist() == [0, 2, 3]
+    assert caught.value.images is not None
+    assert caught.value.images[:, 0, 0, 0].tolist() == [0, 2, 3]

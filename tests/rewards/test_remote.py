@@ -86,7 +86,7 @@ def connect(url: str, *needs: Need, **options: float | str) -> RemoteReward:
 
 
 def score(reward: RemoteReward, prompt: Prompt = DOG) -> Tensor:
-    """Three pictures by the way of a run, whose errors name term and prompt."""
+    """Three images by the way of a run, whose errors name term and prompt."""
     return Scorer([Term("mine", reward, 1.0)]).score([prompt], PIXELS[None]).raw.flatten()
 
 
@@ -109,7 +109,7 @@ def test_remote_scores_as_the_term_does_in_this_process_to_the_bit() -> None:
     assert scores.notes == expected.notes
 
 
-def test_a_served_term_refuses_a_picture_by_null_on_the_wire() -> None:
+def test_a_served_term_refuses_an_image_by_null_on_the_wire() -> None:
     class Unsure(Level):
         def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
             return Scores([0.25, None, 0.5], ("", "too dark", ""))
@@ -125,7 +125,7 @@ def test_a_served_term_refuses_a_picture_by_null_on_the_wire() -> None:
 
 
 @pytest.mark.parametrize("needs", [("text", "target", "source"), ("prompt",)])
-def test_remote_sends_the_pictures_that_the_scorer_compares_with(needs: tuple[Need, ...]) -> None:
+def test_remote_sends_the_images_that_the_scorer_compares_with(needs: tuple[Need, ...]) -> None:
     scorer = Level()
     with serving(scorer, needs) as url:
         reward = connect(url, *needs)
@@ -272,8 +272,8 @@ def test_a_server_scores_in_turn_for_many_clients_and_answers_info_meanwhile() -
         assert [*levels] == pytest.approx([2 / 3] * 60)
 
 
-def picture_sent(png: object = None) -> dict[str, object]:
-    """A request with one picture."""
+def image_sent(png: object = None) -> dict[str, object]:
+    """A request with one image."""
     sent = json.loads(request_of([DOG]))
     return {**sent, "pictures": [{"prompt": 0, "png": png}]}
 
@@ -282,8 +282,8 @@ def picture_sent(png: object = None) -> dict[str, object]:
     ("request_sent", "error"),
     [
         ({}, "body.protocol: Field required"),
-        (picture_sent("aGVsbG8="), r"body.pictures.0.png: .*not a PNG"),
-        (picture_sent(7), r"body.pictures.0.png: .*Tensor"),
+        (image_sent("aGVsbG8="), r"body.pictures.0.png: .*not a PNG"),
+        (image_sent(7), r"body.pictures.0.png: .*Tensor"),
         ({**json.loads(request_of([DOG])), "more": 1}, "body.more: Extra"),
     ],
 )

@@ -26,7 +26,7 @@ def brightness(pixels: Tensor) -> Tensor:
 
 @dataclass
 class FakeReward:
-    """Scores by a function of the pictures; applies where `needs_text` is satisfied."""
+    """Scores by a function of the images; applies where `needs_text` is satisfied."""
 
     name: str
     function: Callable[[Tensor], Tensor] = brightness
@@ -59,7 +59,7 @@ WITHOUT_TEXT = Prompt("dog", "a dog")
 
 
 def grey(*levels: Sequence[int]) -> UInt8[Tensor, "P G 3 2 2"]:
-    """Plain pictures, one level each, by prompt and image."""
+    """Plain images, one level each, by prompt and image."""
     pixels = torch.tensor(levels, dtype=torch.uint8)[:, :, None, None, None]
     return pixels.expand(-1, -1, 3, 2, 2).contiguous()
 
@@ -97,7 +97,7 @@ def test_scorer_finds_the_image_that_a_term_fails_at() -> None:
 
     scorer = make_scorer([FakeReward("shy", refuse_white)], [1.0])
     with pytest.raises(RewardError, match=r"term shy, prompt dog, image 3.*too bright"):
-        # More pictures than channels.
+        # More images than channels.
         scorer.score([WITHOUT_TEXT], grey([5, 6, 7, 255]))
 
 
@@ -125,8 +125,8 @@ def test_scorer_does_not_ask_a_term_again_that_says_itself_what_failed() -> None
     assert str(caught.value) == (
         "term remote, prompt dog: http://scores.example answered 500: out of memory"
     )
-    assert caught.value.pictures is not None
-    assert torch.equal(caught.value.pictures, pixels[0])
+    assert caught.value.images is not None
+    assert torch.equal(caught.value.images, pixels[0])
     assert calls == [2]
 
 
@@ -169,7 +169,7 @@ def test_what_works_only_in_the_main_thread_is_named_with_the_users_line(
     ],
     ids=repr,
 )
-def test_scorer_names_term_and_prompt_of_what_is_no_score_and_hands_on_the_pictures(
+def test_scorer_names_term_and_prompt_of_what_is_no_score_and_hands_on_the_images(
     scores: Any, error: str
 ) -> None:
     def fail(pixels: Tensor) -> Any:
@@ -184,8 +184,8 @@ def test_scorer_names_term_and_prompt_of_what_is_no_score_and_hands_on_the_pictu
     with pytest.raises(RewardError, match=f"term picky, prompt sign, {error}") as caught:
         scorer.score([WITHOUT_TEXT, WITH_TEXT, WITHOUT_TEXT], pixels)
     assert caught.value.__cause__ is not None
-    assert caught.value.pictures is not None
-    assert torch.equal(caught.value.pictures, pixels[1])
+    assert caught.value.images is not None
+    assert torch.equal(caught.value.images, pixels[1])
 
 
 def test_check_prompts_names_the_prompt_that_no_term_applies_to() -> None:
@@ -242,7 +242,7 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
 def test_scorer_keeps_the_notes_of_terms_that_take_them() -> None:
     class Reading(FakeReward):
         def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
-            notes = tuple(f"p{picture[0, 0, 0].item()}" for picture in pixels)
+            notes = tuple(f"p{image[0, 0, 0].item()}" for image in pixels)
             return Scores(brightness(pixels), notes)
 
     scorer = make_scorer([FakeReward("bright"), Reading("ocr", needs_text=True)], [1.0, 1.0])
@@ -251,7 +251,7 @@ def test_scorer_keeps_the_notes_of_terms_that_take_them() -> None:
 
 
 class Halves:
-    """Scores the mean of both halves of a picture; applies to dogs only."""
+    """Scores the mean of both halves of an image; applies to dogs only."""
 
     def applies_to(self, prompt: Prompt) -> bool:
         return prompt.prompt_id == "dog"
@@ -294,7 +294,7 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
     table = scoring.finish()
     # The left half earned nothing, the right one half of 200: a quarter in each of its places.
     assert table.score_map["halves"].tolist() == [[[[0, 50], [0, 50]]], [[[0, 0], [0, 0]]]]
-    # The first box covers the picture, the point is at its corner.
+    # The first box covers the image, the point is at its corner.
     boxes = [[[[0.0625, 0.0625], [0.0625, 0.5625]]], [[[0, 0], [0, 0]]]]
     assert table.score_map["boxes"].tolist() == boxes
     assert set(table.score_map) == {"halves", "boxes"}
@@ -382,7 +382,7 @@ def test_a_term_that_raises_while_another_computes_ends_the_process_with_its_own
 
 def test_a_term_that_runs_out_of_memory_says_which_keys_give_it_room() -> None:
     def fill_memory(pixels: Tensor) -> Tensor:
-        # 4 PB where the group is scored at once; each picture alone can be scored.
+        # 4 PB where the group is scored at once; each image alone can be scored.
         return torch.empty(10**15) if len(pixels) > 1 else brightness(pixels)
 
     scorer = make_scorer([FakeReward("hungry", fill_memory)], [1.0])

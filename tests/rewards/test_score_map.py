@@ -68,7 +68,7 @@ def test_boxes_are_divided_by_area(
     torch.testing.assert_close(placed, torch.tensor([expected, [[0, 0], [0, 0]]]) * 2.0)
 
 
-def test_boxes_are_in_pixels_of_a_picture_of_any_shape_and_add_up() -> None:
+def test_boxes_are_in_pixels_of_an_image_of_any_shape_and_add_up() -> None:
     right = (20.0, 0.0, 30.0, 5.0)
     pieces = ((ScoreBox(1.0, *right), ScoreBox(-0.5, 0.0, 5.0, 10.0, 10.0), ScoreBox(2.0, *right)),)
     placed = map_on_grid(pieces, Grid(2, 3), height=10, width=30)

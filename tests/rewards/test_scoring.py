@@ -1,4 +1,4 @@
-"""Scoring while pictures are still being drawn, and what happens to terms that hang."""
+"""Scoring while images are still being drawn, and what happens to terms that hang."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def gate_of(*networks: nn.Module) -> Gate:
 
 
 def group(*levels: int) -> UInt8[Tensor, "G 3 2 2"]:
-    """Plain pictures, one level each."""
+    """Plain images, one level each."""
     return torch.tensor(levels, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
 
 
@@ -170,16 +170,16 @@ def test_scoring_names_term_and_prompt_that_took_too_long(
     monkeypatch.setattr("rewards.score._GRACE_SECONDS", 0.0)
     gate.holds = lambda prompt: prompt.prompt_id == "cat"
     scoring = begin(gate_of(), gate, timeout_seconds=0.25)
-    pictures = [group(1, 2), group(3, 4), group(5, 6)]
-    for picture in pictures:
-        scoring.add(picture)
+    images = [group(1, 2), group(3, 4), group(5, 6)]
+    for image in images:
+        scoring.add(image)
     with pytest.raises(RewardError) as caught:
         scoring.finish()
     message = str(caught.value)
     assert message.startswith("term term_1, prompt cat: not scored within 0.25 seconds")
     assert "reward.terms.term_1.timeout_seconds" in message
-    assert caught.value.pictures is not None
-    assert torch.equal(caught.value.pictures, pictures[1])
+    assert caught.value.images is not None
+    assert torch.equal(caught.value.images, images[1])
 
 
 def test_scoring_gives_a_term_that_keeps_its_limit_itself_time_to_say_so() -> None:

@@ -32,9 +32,9 @@ def build(kind: str, **options: object) -> Reward:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_term_compares_with_the_picture_it_is_told_to(kind: str) -> None:
+def test_a_term_compares_with_the_image_it_is_told_to(kind: str) -> None:
     pixels = torch.stack([EDIT.target, EDIT.sources[0]])
-    pixels[:, :, ::7] = 128  # untrained features of plain pictures tell nothing
+    pixels[:, :, ::7] = 128  # untrained features of plain images tell nothing
     edit = replace(EDIT, target=pixels[0].clone(), sources=(pixels[1].clone(), EDIT.sources[1]))
     by_target, by_source = build(kind), build(kind, against="source")
     near_target = by_target.score([edit] * 2, pixels)
@@ -61,7 +61,7 @@ def test_what_a_term_against_the_source_needs() -> None:
     assert not has_needs(replace(EDIT, sources=()), ["source"])
 
 
-def test_pictures_to_compare_with_are_there_and_of_the_same_size() -> None:
+def test_images_to_compare_with_are_there_and_of_the_same_size() -> None:
     small = torch.zeros(1, 3, 32, 64, dtype=torch.uint8)
     with pytest.raises(ValueError, match="target of prompt edit is missing"):
         stack_compared([replace(EDIT, target=None)], small)

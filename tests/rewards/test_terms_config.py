@@ -118,7 +118,7 @@ def test_needs_of_a_users_own_term_are_what_the_user_states(name: str) -> None:
 
     assert read(name, stated("text", "target")).needs() == ("text", "target")
     assert read(name, stated()).needs() == ()
-    assert refused_key(name, stated("prompt", "picture")) == ("needs_of_prompt", 1)
+    assert refused_key(name, stated("prompt", "image")) == ("needs_of_prompt", 1)
 
 
 @pytest.mark.parametrize(

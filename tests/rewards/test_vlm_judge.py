@@ -32,15 +32,15 @@ def content_of(request: Request) -> list[dict[str, Any]]:
     return message["content"]
 
 
-def pictures_in(request: Request) -> list[np.ndarray]:
+def images_in(request: Request) -> list[np.ndarray]:
     urls = [part["image_url"]["url"] for part in content_of(request) if "image_url" in part]
     files = [url.removeprefix("data:image/png;base64,") for url in urls]
     return [np.array(Image.open(io.BytesIO(base64.b64decode(file)))) for file in files]
 
 
 def level_in(request: Request) -> int:
-    """The grey of the picture, which tells the pictures of a test apart."""
-    return int(pictures_in(request)[-1][0, 0, 0])
+    """The grey of the image, which tells the images of a test apart."""
+    return int(images_in(request)[-1][0, 0, 0])
 
 
 def says(text: object, **others: str) -> Reply:
@@ -94,7 +94,7 @@ def test_judge_is_asked_in_openais_format() -> None:
     assert (payload["model"], payload["temperature"]) == ("judge-1", 0)
     assert [part["type"] for part in content] == ["image_url", "text"]
     assert content[1]["text"] == 'Is "OPEN", "24 h" in: a {sign}? 1-5'
-    assert np.array_equal(pictures_in(request)[0], pixels[0].permute(1, 2, 0).numpy())
+    assert np.array_equal(images_in(request)[0], pixels[0].permute(1, 2, 0).numpy())
     assert "Authorization" not in request.headers
 
 
@@ -104,12 +104,12 @@ def test_judge_of_an_edit_sees_source_and_result_in_this_order() -> None:
     with judging(lambda request: says("1")) as judge:
         connect(judge).score([prompt], torch.zeros(1, 3, 4, 6, dtype=torch.uint8))
     (request,) = judge.requests
-    texts = [part.get("text", "a picture") for part in content_of(request)]
-    assert texts == ["Source:", "a picture", "Result of the edit:", "a picture", "make it red?"]
-    assert [int(picture.max()) for picture in pictures_in(request)] == [9, 0]
+    texts = [part.get("text", "an image") for part in content_of(request)]
+    assert texts == ["Source:", "an image", "Result of the edit:", "an image", "make it red?"]
+    assert [int(image.max()) for image in images_in(request)] == [9, 0]
 
 
-def test_judge_scores_in_the_order_of_the_pictures_with_a_bound_on_requests_in_flight() -> None:
+def test_judge_scores_in_the_order_of_the_images_with_a_bound_on_requests_in_flight() -> None:
     in_flight: list[int] = []
     most: list[int] = []
 
@@ -155,7 +155,7 @@ def test_judge_that_gives_no_score_is_asked_again_with_other_seeds() -> None:
         (Reply(400, b"filtered"), "status 400 Bad Request"),
     ],
 )
-def test_judge_that_gives_no_score_four_times_refuses_the_picture_alone(
+def test_judge_that_gives_no_score_four_times_refuses_the_image_alone(
     reply: Reply, note: str
 ) -> None:
     with judging(lambda request: reply if level_in(request) == 2 else says("5")) as judge:
@@ -178,7 +178,7 @@ def test_what_is_no_chat_completion_ends_the_step_naming_prompt_and_image(reply:
             score(reward, 4)
 
 
-def test_judge_does_not_ask_about_the_other_pictures_after_a_failure() -> None:
+def test_judge_does_not_ask_about_the_other_images_after_a_failure() -> None:
     with judging(lambda request: Reply(403)) as judge:
         reward = connect(judge, requests_at_once=1)
         with pytest.raises(RewardError, match=r"image 0: .* status 403"):

@@ -86,7 +86,7 @@ def test_combine_normalised_standardises_each_term_in_its_group() -> None:
 
 
 def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
-    # One rounding apart: no difference between pictures, so none between totals.
+    # One rounding apart: no difference between images, so none between totals.
     neighbour = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     table = make_table([[[0.3], [neighbour], [0.3]]], [1.0])
     assert combine(table, mode="normalize_then_sum").tolist() == [[0.0, 0.0, 0.0]]

@@ -1,4 +1,4 @@
-"""A CLIP of random weights, and what open_clip by itself makes of pictures and captions."""
+"""A CLIP of random weights, and what open_clip by itself makes of images and captions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def noise(
 
 
 @torch.no_grad()
-def embed_pictures(folder: Path, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N 16"]:
+def embed_images(folder: Path, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N 16"]:
     """Of Pillow images, as open_clip prepares them."""
     transform = image_transform_v2(PreprocessCfg(size=(SIDE, SIDE)), is_train=False)
     images = [transform(Image.fromarray(part.permute(1, 2, 0).numpy())) for part in pixels]

@@ -219,8 +219,8 @@ def test_decode_and_score_hands_on_what_failed(events: list[str]) -> None:
 
     with pytest.raises(RewardError, match="prompt cat, image 0: .*no cats") as caught:
         draw(Picky(events), events)
-    assert caught.value.pictures is not None
-    assert caught.value.pictures[:, 0, 0, 0].tolist() == [30, 40]
+    assert caught.value.images is not None
+    assert caught.value.images[:, 0, 0, 0].tolist() == [30, 40]
 
 
 class RoundCounter(NoPolicy):

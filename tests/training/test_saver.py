@@ -161,7 +161,7 @@ def test_pictures_a_term_refused_are_kept(run):
         pytest.raises(RewardError, match="The images are in") as caught,
         run.saver.saved_on_failure(8),
     ):
-        raise RewardError("unreadable", pictures=pictures)
+        raise RewardError("unreadable", images=pictures)
     place = run.folder.path / "failures" / "step-000008"
     assert explain(caught.value) == (
         "RewardError: unreadable. Step 7 is saved; continue with glm-grpo train "
@@ -177,7 +177,7 @@ def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
         "RewardError: gone. Step 7 is saved; continue with glm-grpo train "
         f"train.resume={run.folder.path}"
     )
-    assert caught.value.pictures is None
+    assert caught.value.images is None
     assert not run.folder.failures_dir.exists()
 
 

@@ -28,7 +28,7 @@ from rewards.canaries import (
     Departure,
     find_departures,
     make_bands,
-    measure_pictures,
+    measure_images,
 )
 from rewards.scored import group_means
 from rewards.types import RewardTable
@@ -89,7 +89,7 @@ class HackingMonitor:
         pictures, and terms that apply to none of the prompts.
         """
         values = {
-            **measure_pictures(evaluation.prompts, evaluation.images.pixels),
+            **measure_images(evaluation.prompts, evaluation.images.pixels),
             TOKEN_ENTROPY: evaluation.entropy.double(),
             **_scores(evaluation.rewards, [*self._watch, *self._evaluated]),
         }
@@ -132,7 +132,7 @@ class HackingMonitor:
 
         Args:
             step: Training step, from 1.
-            pictures: Result of `measure_pictures` for the experience.
+            pictures: Result of `measure_images` for the experience.
         """
         values = {
             **pictures,

@@ -21,7 +21,7 @@ from glm_grpo.types import (
     PromptBatch,
     Rollout,
 )
-from rewards.canaries import measure_pictures
+from rewards.canaries import measure_images
 from rewards.types import Prompt, RewardTable
 
 PROMPTS = tuple(Prompt(str(index), "a sign") for index in range(4))
@@ -90,7 +90,7 @@ def monitor(make_monitor):
 
 def measure(monitor, taken, step=2, times=STEPS_IN_A_ROW):
     """Judges the same experience at several steps in a row; the result of the last one."""
-    pictures = measure_pictures(taken.prompts.prompts, taken.images.pixels)
+    pictures = measure_images(taken.prompts.prompts, taken.images.pixels)
     return [monitor.measure(step + index, taken, pictures) for index in range(times)][-1]
 
 

@@ -1,4 +1,4 @@
-"""Open picture files, and convert pictures to and from the PNG used in messages."""
+"""Open image files, and convert images to and from the PNG used in messages."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from jaxtyping import UInt8
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-PictureSource = Path | bytes
+ImageSource = Path | bytes
 """A file, or its content if a table or a message embeds it."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """Pillow opens more, some by running other programs (EPS), which data files must not trigger."""
 
 SMALLEST_PART, LARGEST_SCALE = 0.5, 2.0
-"""Part of a picture's area, and scale of its sides, beyond which it hardly fits a size."""
+"""Part of an image's area, and scale of its sides, beyond which it hardly fits a size."""
 
-_FAST = 1  # zlib level: pictures are read only once, so time matters more than size
-
-
-class PictureError(ValueError):
-    """A file cannot be used as a picture; the message follows its name, with reason and remedy."""
+_FAST = 1  # zlib level: images are read only once, so time matters more than size
 
 
-def open_rgb(
-    source: PictureSource | Image.Image, *, formats: Sequence[str] = FORMATS
-) -> Image.Image:
-    """Decode a picture fully, and convert it to RGB as it is shown.
+class ImageError(ValueError):
+    """A file cannot be used as an image; the message follows its name, with reason and remedy."""
+
+
+def open_rgb(source: ImageSource | Image.Image, *, formats: Sequence[str] = FORMATS) -> Image.Image:
+    """Decode an image fully, and convert it to RGB as it is shown.
 
     Transparency is put on white, EXIF orientation is applied, an embedded colour profile is
     converted to sRGB, an animation gives its first frame. Without a profile, values are taken for
@@ -47,29 +45,29 @@ def open_rgb(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        PictureError: It is not a picture, is damaged, too large, or has other than 8 bits per
+        ImageError: It is not an image, is damaged, too large, or has other than 8 bits per
             channel; or its colour profile cannot be used.
     """
-    with _opened(source, formats) as picture:
-        return _to_rgb(ImageOps.exif_transpose(picture))
+    with _opened(source, formats) as image:
+        return _to_rgb(ImageOps.exif_transpose(image))
 
 
-def to_pixels(picture: Image.Image) -> UInt8[Tensor, "3 H W"]:
-    """Pixel values of an RGB picture."""
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+def to_pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
+    """Pixel values of an RGB image."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def fit_pixels(picture: Image.Image, *, height: int, width: int) -> UInt8[Tensor, "3 H W"]:
-    """Pixel values of an RGB picture scaled (Lanczos) to cover a size and cropped evenly.
+def fit_pixels(image: Image.Image, *, height: int, width: int) -> UInt8[Tensor, "3 H W"]:
+    """Pixel values of an RGB image scaled (Lanczos) to cover a size and cropped evenly.
 
-    Nothing is stretched, so that shapes stay comparable; a picture with another aspect ratio loses
+    Nothing is stretched, so that shapes stay comparable; an image with another aspect ratio loses
     its margins (see `describe_misfit`).
     """
-    return to_pixels(ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS))
+    return to_pixels(ImageOps.fit(image, (width, height), method=Image.Resampling.LANCZOS))
 
 
 def describe_misfit(size: tuple[int, int], *, height: int, width: int) -> str:
-    """Describe what `fit_pixels` does to a picture that hardly fits; "" if it fits.
+    """Describe what `fit_pixels` does to an image that hardly fits; "" if it fits.
 
     It hardly fits if less than half of it is left, or if its sides are enlarged more than twice.
     """
@@ -83,33 +81,33 @@ def describe_misfit(size: tuple[int, int], *, height: int, width: int) -> str:
 
 
 def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H W 3"]]:
-    """Convert pictures to the arrays of OpenCV: height, width, blue-green-red."""
+    """Convert images to the arrays of OpenCV: height, width, blue-green-red."""
     arrays = pixels.cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()
     return list(arrays)
 
 
-def encode_png(picture: UInt8[Tensor, "3 H W"]) -> bytes:
-    """Encode a picture losslessly as an 8-bit RGB PNG."""
+def encode_png(image: UInt8[Tensor, "3 H W"]) -> bytes:
+    """Encode an image losslessly as an 8-bit RGB PNG."""
     stream = io.BytesIO()
-    array = picture.cpu().permute(1, 2, 0).contiguous().numpy()
+    array = image.cpu().permute(1, 2, 0).contiguous().numpy()
     Image.fromarray(array).save(stream, format="PNG", compress_level=_FAST)
     return stream.getvalue()
 
 
 def decode_png(data: bytes) -> UInt8[Tensor, "3 H W"]:
-    """Decode a picture from PNG.
+    """Decode an image from PNG.
 
     Raises:
-        PictureError: The data is not an intact PNG, too large, or not RGB.
+        ImageError: The data is not an intact PNG, too large, or not RGB.
     """
-    with _opened(data, ("PNG",)) as picture:
-        if picture.mode != "RGB":
-            raise ValueError(f"of mode {picture.mode}, not RGB")
-        return to_pixels(picture)
+    with _opened(data, ("PNG",)) as image:
+        if image.mode != "RGB":
+            raise ValueError(f"of mode {image.mode}, not RGB")
+        return to_pixels(image)
 
 
 @contextmanager
-def _opened(source: PictureSource | Image.Image, formats: Sequence[str]) -> Iterator[Image.Image]:
+def _opened(source: ImageSource | Image.Image, formats: Sequence[str]) -> Iterator[Image.Image]:
     with _refusals(formats), warnings.catch_warnings():
         if isinstance(source, Image.Image):
             yield source
@@ -117,13 +115,13 @@ def _opened(source: PictureSource | Image.Image, formats: Sequence[str]) -> Iter
         # Pillow warns above `Image.MAX_IMAGE_PIXELS`, and refuses only twice as many.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         content = source if isinstance(source, bytes) else source.read_bytes()
-        with Image.open(io.BytesIO(content), formats=tuple(formats)) as picture:
-            picture.load()
-            if picture.format == "PNG":
+        with Image.open(io.BytesIO(content), formats=tuple(formats)) as image:
+            image.load()
+            if image.format == "PNG":
                 # `load` does not read the checksums of the pixels.
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                     again.verify()
-            yield picture
+            yield image
 
 
 @contextmanager
@@ -142,34 +140,34 @@ def _refusals(formats: Sequence[str]) -> Iterator[None]:
             reason = f"not a {kinds} file, or its header is damaged"
         elif isinstance(error, OSError) and error.strerror:
             reason = error.strerror
-        raise PictureError(
+        raise ImageError(
             f"cannot be used ({reason}); give an intact {kinds} file with at most "
             f"{Image.MAX_IMAGE_PIXELS} pixels"
         ) from error
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode[0] in "IF":
-        raise ValueError(f"pixels of mode {picture.mode}; save it with 8 bits per channel")
-    if not picture.has_transparency_data:
-        return _to_srgb(picture)
-    layered = picture.convert("RGBA")
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode[0] in "IF":
+        raise ValueError(f"pixels of mode {image.mode}; save it with 8 bits per channel")
+    if not image.has_transparency_data:
+        return _to_srgb(image)
+    layered = image.convert("RGBA")
     white = Image.new("RGB", layered.size, "white")
     white.paste(_to_srgb(layered.convert("RGB")), mask=layered.getchannel("A"))
     return white
 
 
-def _to_srgb(picture: Image.Image) -> Image.Image:
-    profile = picture.info.get("icc_profile")
+def _to_srgb(image: Image.Image) -> Image.Image:
+    profile = image.info.get("icc_profile")
     if not profile:
-        return picture.convert("RGB")
+        return image.convert("RGB")
     try:
         opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         # Programs keep the profile when they convert colour to grey.
         if opened.profile.xcolor_space.strip() == "RGB":
-            picture = picture.convert("RGB")
+            image = image.convert("RGB")
         srgb = ImageCms.createProfile("sRGB")
-        return ImageCms.buildTransform(opened, srgb, picture.mode, "RGB").apply(picture)
+        return ImageCms.buildTransform(opened, srgb, image.mode, "RGB").apply(image)
     except (OSError, ImageCms.PyCMSError) as error:
         raise ValueError(
             f"its colour profile cannot be used: {error}; save it as sRGB or without a profile"

@@ -1,4 +1,4 @@
-"""Pictures as users have them: shown as they are meant, or refused in words."""
+"""Images as users have them: shown as they are meant, or refused in words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from PIL import Image, ImageCms
 from torch import Tensor
 
-from rewards.pictures import (
-    PictureError,
+from rewards.images import (
+    ImageError,
     decode_png,
     encode_png,
     open_rgb,
@@ -24,9 +24,9 @@ from rewards.pictures import (
 RED, BLUE, WHITE, GREY = (255, 0, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128)
 
 
-def stored(picture: Image.Image, kind: str, **options: Any) -> bytes:
+def stored(image: Image.Image, kind: str, **options: Any) -> bytes:
     stream = io.BytesIO()
-    picture.save(stream, kind, **options)
+    image.save(stream, kind, **options)
     return stream.getvalue()
 
 
@@ -52,9 +52,9 @@ def png(width: int, height: int) -> bytes:
 
 
 def with_palette(**options: Any) -> bytes:
-    picture = Image.new("P", (8, 8), 0)
-    picture.putpalette([*RED, *BLUE])
-    return stored(picture, "PNG", **options)
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([*RED, *BLUE])
+    return stored(image, "PNG", **options)
 
 
 def animated(kind: str) -> bytes:
@@ -132,7 +132,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("what", SHOWN)
-def test_a_picture_is_shown_as_it_is_meant(what: str) -> None:
+def test_an_image_is_shown_as_it_is_meant(what: str) -> None:
     content, colour = SHOWN[what]
     shown = np.asarray(open_rgb(content)).astype(int)
     assert shown.shape == (8, 8, 3)
@@ -152,73 +152,73 @@ def test_a_picture_is_shown_as_it_is_meant(what: str) -> None:
     ids=["no profile", "torn", "of another mode"],
 )
 def test_a_profile_that_cannot_be_used_is_refused(content: bytes, reason: str) -> None:
-    with pytest.raises(PictureError, match=rf"colour profile .*{reason}.*sRGB"):
+    with pytest.raises(ImageError, match=rf"colour profile .*{reason}.*sRGB"):
         open_rgb(content)
 
 
 def test_the_orientation_of_a_camera_is_applied() -> None:
     exif = Image.Exif()
     exif[274] = 6  # the first row is on the right
-    picture = plain("RGB", BLUE, (16, 8))
-    picture.paste(RED, (0, 0, 8, 4))
-    shown = open_rgb(stored(picture, "PNG", exif=exif))
+    image = plain("RGB", BLUE, (16, 8))
+    image.paste(RED, (0, 0, 8, 4))
+    shown = open_rgb(stored(image, "PNG", exif=exif))
     assert shown.size == (8, 16)
     assert (shown.getpixel((7, 0)), shown.getpixel((0, 0))) == (RED, BLUE)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_a_torn_picture_is_refused(kind: str) -> None:
+def test_a_torn_image_is_refused(kind: str) -> None:
     content = stored(Image.fromarray(noise(16, 16, 3).numpy()), kind)
     assert open_rgb(content).size == (16, 16)
-    with pytest.raises(PictureError, match="PNG, JPEG,"):
+    with pytest.raises(ImageError, match="PNG, JPEG,"):
         open_rgb(content[: len(content) // 2])
 
 
 def test_a_png_with_one_changed_byte_is_refused() -> None:
     content = bytearray(stored(Image.linear_gradient("L").convert("RGB"), "PNG"))
     content[len(content) // 2] ^= 1
-    with Image.open(io.BytesIO(content)) as picture:
-        picture.load()  # Pillow alone takes it
-    with pytest.raises(PictureError, match="broken PNG file"):
+    with Image.open(io.BytesIO(content)) as image:
+        image.load()  # Pillow alone takes it
+    with pytest.raises(ImageError, match="broken PNG file"):
         decode_png(bytes(content))
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not a picture", stored(plain("RGB", RED), "EPS")],
+    [b"", b"not an image", stored(plain("RGB", RED), "EPS")],
     ids=["empty", "text", "a format that runs another program"],
 )
-def test_what_is_no_picture_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
-    with pytest.raises(PictureError, match="not a PNG"):
+    with pytest.raises(ImageError, match="not a PNG"):
         open_rgb(path)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PictureError, match="Is a directory"):
+    with pytest.raises(ImageError, match="Is a directory"):
         open_rgb(tmp_path)
 
 
-def test_a_picture_that_is_too_large_is_refused_by_its_header() -> None:
-    with pytest.raises(PictureError, match="at most 89478485 pixels"):
+def test_an_image_that_is_too_large_is_refused_by_its_header() -> None:
+    with pytest.raises(ImageError, match="at most 89478485 pixels"):
         open_rgb(png(10_000, 10_000))
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
 def test_other_than_eight_bits_per_channel_are_refused(dtype: type) -> None:
     # Pillow would cut off what is above 255.
-    with pytest.raises(PictureError, match="8 bits per channel"):
+    with pytest.raises(ImageError, match="8 bits per channel"):
         open_rgb(stored(Image.fromarray(np.full((8, 8), 1000, dtype)), "TIFF"))
 
 
-def test_png_keeps_every_value_of_a_picture_and_is_what_others_read() -> None:
-    picture = noise(3, 5, 7)
-    content = encode_png(picture)
-    assert torch.equal(decode_png(content), picture)
-    with Image.open(io.BytesIO(content)) as image:
-        assert (image.format, image.mode, image.size) == ("PNG", "RGB", (7, 5))
-        assert image.getpixel((6, 0)) == tuple(picture[:, 0, 6].tolist())
+def test_png_keeps_every_value_of_an_image_and_is_what_others_read() -> None:
+    image = noise(3, 5, 7)
+    content = encode_png(image)
+    assert torch.equal(decode_png(content), image)
+    with Image.open(io.BytesIO(content)) as opened:
+        assert (opened.format, opened.mode, opened.size) == ("PNG", "RGB", (7, 5))
+        assert opened.getpixel((6, 0)) == tuple(image[:, 0, 6].tolist())
 
 
 @pytest.mark.parametrize(
@@ -229,5 +229,5 @@ def test_png_keeps_every_value_of_a_picture_and_is_what_others_read() -> None:
     ],
 )
 def test_png_of_another_form_is_refused(content: bytes, found: str) -> None:
-    with pytest.raises(PictureError, match=found):
+    with pytest.raises(ImageError, match=found):
         decode_png(content)
