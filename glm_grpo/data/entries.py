@@ -1,4 +1,4 @@
-"""Check the rows of a prompt file and turn them into prompts with texts and pictures."""
+"""Check the rows of a prompt file and turn them into prompts with texts and images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rewards.images import ImageError, ImageSource, fit_pixels, open_rgb
 from rewards.texts import find_escaped_break, find_escaped_mark, find_quoted_texts
 
 LARGEST_ASPECT = 4
-"""Largest aspect ratio of a source picture. Source: `smart_resize` in GLM-Image's image processor
+"""Largest aspect ratio of a source image. Source: `smart_resize` in GLM-Image's image processor
 (transformers)."""
 
 LONGEST_ID = 100
@@ -36,8 +36,8 @@ _LIST_OF_TEXTS = re.compile(r"""\s*\[\s*["'\]]""")
 """Start of a list in a cell; `[SALE]` is a text in brackets."""
 
 
-def verify_picture(source: ImageSource, origin: str) -> tuple[int, int]:
-    """Decode a picture fully: the header alone does not reveal a damaged file.
+def verify_image(source: ImageSource, origin: str) -> tuple[int, int]:
+    """Decode an image fully: the header alone does not reveal a damaged file.
 
     Args:
         origin: The file and line that name it, for the error.
@@ -49,10 +49,10 @@ def verify_picture(source: ImageSource, origin: str) -> tuple[int, int]:
 
 
 def refuse_long_source(source: ImageSource, size: tuple[int, int], origin: str) -> None:
-    """Refuse a source picture that is longer than the model reads.
+    """Refuse a source image that is longer than the model reads.
 
     Args:
-        size: Width and height, from `verify_picture`.
+        size: Width and height, from `verify_image`.
         origin: The file and line that name it, for the error.
     """
     width, height = size
@@ -64,10 +64,10 @@ def refuse_long_source(source: ImageSource, size: tuple[int, int], origin: str) 
         )
 
 
-def load_picture(
+def load_image(
     source: ImageSource, origin: str, *, height: int, width: int
 ) -> UInt8[Tensor, "3 H W"]:
-    """Load a picture and fit it to a size in pixels, as RGB, 0..255.
+    """Load an image and fit it to a size in pixels, as RGB, 0..255.
 
     See `rewards.images.fit_pixels` for cropping, and `open_rgb` for transparency, orientation and
     colour profile.
@@ -90,7 +90,7 @@ def _open(source: ImageSource, origin: str) -> Image.Image:
 
 @dataclass(frozen=True, slots=True)
 class PromptEntry:
-    """One checked prompt, as `Prompt`, whose pictures are not in memory yet.
+    """One checked prompt, as `Prompt`, whose images are not in memory yet.
 
     `origin` is its file and line, for errors.
     """
@@ -129,7 +129,7 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
 
     Args:
         position: Position of the row in its file, from 0; used as its name if it has no `id`.
-        sources: Number of source pictures per prompt; at 0 the source fields are not read, since a
+        sources: Number of source images per prompt; at 0 the source fields are not read, since a
             column of that name may contain anything.
     """
     prompt = _read_string(row, "prompt", row.fields.get("prompt")).strip()
@@ -221,7 +221,7 @@ def _read_target(row: Row) -> ImageSource | None:
     if len(given) > 1:
         raise DataError(f"{row.origin}: {' and '.join(given)} both name an image; keep one")
     (field,) = given
-    return _read_picture(row, field, named[field])
+    return _read_image(row, field, named[field])
 
 
 def _read_sources(row: Row, count: int) -> tuple[ImageSource, ...]:
@@ -236,7 +236,7 @@ def _read_sources(row: Row, count: int) -> tuple[ImageSource, ...]:
         if field == "sources":
             value = _read_list(row, field, value)
         values = value if isinstance(value, list | tuple) else [value]
-        found = tuple(_read_picture(row, field, each) for each in values)
+        found = tuple(_read_image(row, field, each) for each in values)
     if len(found) != count:
         raise DataError(
             f"{row.origin}: {len(found)} source image{'' if len(found) == 1 else 's'}, but "
@@ -259,8 +259,8 @@ def _read_list(row: Row, field: str, value: object) -> object:
         ) from error
 
 
-def _read_picture(row: Row, field: str, value: object) -> ImageSource:
-    # How Hugging Face datasets stores a picture: its bytes, or else its path.
+def _read_image(row: Row, field: str, value: object) -> ImageSource:
+    # How Hugging Face datasets stores an image: its bytes, or else its path.
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if isinstance(value, bytes):

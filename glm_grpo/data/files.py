@@ -19,16 +19,16 @@ from glm_grpo.errors import DataError
 from glm_grpo.output import counted
 
 PARQUET_BATCH = 64
-"""Rows held in memory at once before they are checked; they may contain pictures."""
+"""Rows held in memory at once before they are checked; they may contain images."""
 
 LONGEST_SHOWN = 100
 """Characters of a value shown in an error."""
 
 TARGET_FIELDS = ("target", "target_image", "file_name", "image")
-"""The last is where Hugging Face datasets puts the picture that `file_name` names."""
+"""The last is where Hugging Face datasets puts the image that `file_name` names."""
 
 SOURCE_FIELDS = ("source", "sources")
-"""Pictures to edit: one, or a list."""
+"""Images to edit: one, or a list."""
 
 READ_FIELDS = frozenset(("prompt", "id", "text", *TARGET_FIELDS, *SOURCE_FIELDS))
 
@@ -43,7 +43,7 @@ class Row:
     Attributes:
         origin: File and line, for errors.
         fields: Values by column name: those in `READ_FIELDS` and possibly others.
-        folder: Folder that picture paths are relative to; None if the row has no folder.
+        folder: Folder that image paths are relative to; None if the row has no folder.
         has_cells: Whether all values are text, the cells of a table.
     """
 
@@ -167,7 +167,7 @@ def read_rows(path: str) -> Iterator[Row]:
     - `.txt`: one prompt per line, blank lines skipped;
     - `.jsonl`: one object per line; `.csv` with a header; `.parquet`;
     - a folder with `metadata.jsonl` (image folder of Hugging Face datasets);
-    - a folder with `prompts.txt` and `target_images/0.png`, `1.png`, ...: one picture per line;
+    - a folder with `prompts.txt` and `target_images/0.png`, `1.png`, ...: one image per line;
     - anything else of the form `owner/name`: the `train` split of a hub data set.
     """
     is_empty = True
@@ -197,7 +197,7 @@ def _read_folder(folder: Path) -> Iterator[Row]:
     if metadata.is_file():
         return _read_jsonl(metadata)
     if prompts.is_file() and (folder / "target_images").is_dir():
-        return _pair_with_pictures(prompts, folder / "target_images")
+        return _pair_with_images(prompts, folder / "target_images")
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in FILE_SUFFIXES)
     remedy = f"name one of its files, such as {files[0]}" if files else "name a prompts file"
     raise DataError(
@@ -205,29 +205,29 @@ def _read_folder(folder: Path) -> Iterator[Row]:
     )
 
 
-def _pair_with_pictures(prompts: Path, pictures: Path) -> Iterator[Row]:
-    """Pair line i, counted from 0, with picture i; refuse anything that would shift the pairs."""
+def _pair_with_images(prompts: Path, folder: Path) -> Iterator[Row]:
+    """Pair line i, counted from 0, with image i; refuse anything that would shift the pairs."""
     rows = list(_read_text(prompts))
     numbered = sorted(
         (int(path.stem), path)
-        for path in pictures.iterdir()
+        for path in folder.iterdir()
         if path.suffix.lower() in TARGET_SUFFIXES and path.stem.isdecimal()
     )
     numbers = [number for number, _ in numbered]
     if numbers != list(range(len(rows))):
         wrong = sorted({*numbers} ^ {*range(len(rows))})[:1] or "a number twice"
         raise DataError(
-            f"{pictures}: has {counted(len(numbers), 'numbered image')} for "
+            f"{folder}: has {counted(len(numbers), 'numbered image')} for "
             f"{counted(len(rows), 'prompt')} in {prompts} "
             f"(see {wrong}); give one per line, counted from 0: 0.png, 1.png, ..."
         )
-    for row, (_, picture) in zip(rows, numbered, strict=True):
-        row.fields["target"] = f"{pictures.name}/{picture.name}"
+    for row, (_, path) in zip(rows, numbered, strict=True):
+        row.fields["target"] = f"{folder.name}/{path.name}"
         yield row
 
 
 def _read_hub(name: str) -> Iterator[Row]:
-    """Yield rows with pictures as files or bytes, which are decoded later like all others."""
+    """Yield rows with images as files or bytes, which are decoded later like all others."""
     import datasets  # noqa: PLC0415 (slow to import)
     from datasets.exceptions import DatasetsError  # noqa: PLC0415
 

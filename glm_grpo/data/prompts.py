@@ -17,11 +17,11 @@ from torch import Tensor
 from glm_grpo.config.sections import RolloutSection
 from glm_grpo.data.entries import (
     PromptEntry,
-    load_picture,
+    load_image,
     make_entry,
     refuse_long_source,
     refuse_reserved,
-    verify_picture,
+    verify_image,
 )
 from glm_grpo.data.files import READ_FIELDS, SOURCE_FIELDS, TARGET_FIELDS, Row, read_rows, shorten
 from glm_grpo.digests import digest
@@ -39,7 +39,7 @@ _WRITTEN_BY_HAND = (".jsonl", ".csv")
 _MOST_ERRORS = 10
 """Rows of a file that are refused before its reading ends."""
 _MOST_NAMED = 3
-"""Pictures or rows that a line names."""
+"""Images or rows that a line names."""
 
 
 @runtime_checkable
@@ -66,15 +66,15 @@ class PromptSource(Protocol):
         ...
 
     def captions(self) -> list[str]:
-        """Captions of all prompts, without loading a picture."""
+        """Captions of all prompts, without loading an image."""
         ...
 
     def texts(self) -> list[tuple[str, ...]]:
-        """Texts that each prompt asks for, without loading a picture."""
+        """Texts that each prompt asks for, without loading an image."""
         ...
 
     def identities(self) -> list[Hashable]:
-        """Keys that are equal for prompts that ask for the same, without loading a picture."""
+        """Keys that are equal for prompts that ask for the same, without loading an image."""
         ...
 
     def digests(self) -> dict[str, str]:
@@ -94,7 +94,7 @@ class PromptSource(Protocol):
 class PromptSet:
     """Checked prompts in file order, see `PromptSource`.
 
-    Pictures are loaded, and fitted to height and width, when an item is accessed.
+    Images are loaded, and fitted to height and width, when an item is accessed.
     """
 
     path: str
@@ -107,11 +107,11 @@ class PromptSet:
         return [entry.prompt_id for entry in self.entries]
 
     def captions(self) -> list[str]:
-        """Captions of all prompts, without loading a picture."""
+        """Captions of all prompts, without loading an image."""
         return [entry.prompt for entry in self.entries]
 
     def texts(self) -> list[tuple[str, ...]]:
-        """Texts that each prompt asks for, without loading a picture."""
+        """Texts that each prompt asks for, without loading an image."""
         return [entry.texts for entry in self.entries]
 
     def identities(self) -> list[Hashable]:
@@ -142,8 +142,8 @@ class PromptSet:
     def __getitem__(self, index: int) -> Prompt:
         entry = self.entries[index]
 
-        def load(picture: ImageSource) -> UInt8[Tensor, "3 H W"]:
-            return load_picture(picture, entry.origin, height=self.height, width=self.width)
+        def load(image: ImageSource) -> UInt8[Tensor, "3 H W"]:
+            return load_image(image, entry.origin, height=self.height, width=self.width)
 
         return Prompt(
             entry.prompt_id,
@@ -162,25 +162,25 @@ def load_prompts(
     reserved: ReservedTokens | None = None,
     sources: int = 0,
 ) -> PromptSet:
-    """Read and check every prompt, and decode every picture once.
+    """Read and check every prompt, and decode every image once.
 
     Fields of a row (others are ignored):
 
     - `prompt`: required, not blank, without tokens that the model reserves;
-    - `target`, `target_image` or `file_name`: path of the picture to match, relative to the folder
-      of the file; in tables with embedded pictures also `image`;
-    - `source` or `sources`: path of the picture to edit, or a list of them, as for `target`;
-    - `text`: the text the picture should show, or a list of texts. If the field is missing or null,
+    - `target`, `target_image` or `file_name`: path of the image to match, relative to the folder
+      of the file; in tables with embedded images also `image`;
+    - `source` or `sources`: path of the image to edit, or a list of them, as for `target`;
+    - `text`: the text the image should show, or a list of texts. If the field is missing or null,
       the quoted parts of the prompt (`find_quoted_texts`); blank means no text;
     - `id`: names the prompt in tables and files; by default the row's position, such as `00012`.
 
     Args:
         path: A file, a folder or a hub data set, as in `read_rows`.
-        height: Height of the rollout's images, to which pictures are fitted, pixels.
+        height: Height of the rollout's images, to which those of prompts are fitted, pixels.
         width: Width, pixels.
         reserved: Texts of special tokens, which no prompt may contain; None for a model without
             any.
-        sources: Number of source pictures per prompt; 0 for text-to-image.
+        sources: Number of source images per prompt; 0 for text-to-image.
     """
     entries: list[PromptEntry] = []
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
@@ -283,10 +283,10 @@ def _name_rows(origins: Sequence[str]) -> str:
 
 
 class _CheckedRows:
-    """Checks rows one by one; remembers their ids and the sizes of their pictures.
+    """Checks rows one by one; remembers their ids and the sizes of their images.
 
     Attributes:
-        misfits: By kind of picture, where and how pictures hardly fit the rollout's size.
+        misfits: By kind of image, where and how images hardly fit the rollout's size.
     """
 
     def __init__(self, reserved: ReservedTokens, sources: int, *, height: int, width: int) -> None:
@@ -313,10 +313,10 @@ class _CheckedRows:
             refuse_long_source(source, self._measure(source, "source", row.origin), row.origin)
         return entry
 
-    def _measure(self, picture: ImageSource, kind: str, origin: str) -> tuple[int, int]:
-        if picture not in self._sizes:
-            self._sizes[picture] = verify_picture(picture, origin)
-        size = self._sizes[picture]
+    def _measure(self, image: ImageSource, kind: str, origin: str) -> tuple[int, int]:
+        if image not in self._sizes:
+            self._sizes[image] = verify_image(image, origin)
+        size = self._sizes[image]
         if misfit := describe_misfit(size, height=self._height, width=self._width):
             place = origin.rpartition(", ")[2]
             self.misfits.setdefault(kind, []).append(f"{place} ({misfit})")

@@ -14,7 +14,7 @@ from tests.data.prompt_files import lines, load, written
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data folder with a red picture in it, beside a blue one that it does not own."""
+    """A data folder with a red image in it, beside a blue one that it does not own."""
     folder = tmp_path / "data"
     folder.mkdir()
     Image.new("RGB", (32, 32), "red").save(folder / "red.png")
@@ -82,7 +82,7 @@ def test_a_target_is_found_in_the_folder_of_the_file(folder: Path, field: str) -
 
 
 @pytest.mark.parametrize("value", ["ABSOLUTE", {"bytes": None, "path": "red.png"}], ids=str)
-def test_a_target_may_be_an_absolute_path_or_a_picture_of_datasets(
+def test_a_target_may_be_an_absolute_path_or_an_image_of_datasets(
     folder: Path, value: object
 ) -> None:
     value = str(folder / "red.png") if value == "ABSOLUTE" else value
@@ -101,7 +101,7 @@ def test_an_image_column_of_addresses_is_no_target(folder: Path) -> None:
     assert entry_of(folder, {"image": "https://example.org/a.png"}).target is None
 
 
-PICTURE = "must be the path of an image"
+NO_IMAGE = "must be the path of an image"
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ PICTURE = "must be the path of an image"
             "id 'first' is already used by .*line 1",
         ),
         ({"prompt": "x", "target": "red.png", "file_name": "red.png"}, "target and file_name both"),
-        ({"prompt": "x", "target": 3}, f"'target' is 3; it {PICTURE}"),
-        ({"prompt": "x", "image": {"bytes": None, "path": None}}, PICTURE),
+        ({"prompt": "x", "target": 3}, f"'target' is 3; it {NO_IMAGE}"),
+        ({"prompt": "x", "image": {"bytes": None, "path": None}}, NO_IMAGE),
         ({"prompt": "x", "target": "no.png"}, "no.png does not exist; paths are relative to"),
         ({"prompt": "x", "target": "https://x.org/a.png"}, "URLs are not read: download the image"),
         ({"prompt": "x", "target": "."}, "Is a directory"),

@@ -90,16 +90,16 @@ def test_real_prompt_files_are_read_whole(assets_dir: Path) -> None:
     assert len(load(assets_dir / "prompts" / "geneval_metadata.jsonl")) == 553
 
 
-def numbered_folder(tmp_path: Path, prompts: str, pictures: list[str]) -> Path:
-    """A picture each, of a red channel that is 10 times its place in the list."""
+def numbered_folder(tmp_path: Path, prompts: str, images: list[str]) -> Path:
+    """An image each, of a red channel that is 10 times its place in the list."""
     written(tmp_path / "prompts.txt", prompts)
     (tmp_path / "target_images").mkdir()
-    for place, name in enumerate(pictures):
+    for place, name in enumerate(images):
         Image.new("RGB", (32, 32), (10 * place, 0, 0)).save(tmp_path / "target_images" / name)
     return tmp_path
 
 
-def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -> None:
+def test_a_folder_with_numbered_images_pairs_them_with_lines(tmp_path: Path) -> None:
     names = [f"{number}.png" for number in range(11)]
     names[2] = "2.WEBP"
     folder = numbered_folder(tmp_path, "\n".join("abcdefghijk") + "\n", names)
@@ -112,7 +112,7 @@ def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("prompts", "pictures", "named"),
+    ("prompts", "images", "named"),
     [
         ("a\nb\n", ["0.png"], r"1 numbered image for 2 prompts .*see \[1\]"),
         ("a\nb\n", ["1.png", "2.png"], r"see \[0\].*counted from 0"),
@@ -121,11 +121,11 @@ def test_a_folder_with_numbered_pictures_pairs_them_with_lines(tmp_path: Path) -
         ("a\n", ["0.png", "0.jpg"], "a number twice"),
     ],
 )
-def test_a_folder_with_numbered_pictures_refuses_what_would_shift_the_pairs(
-    tmp_path: Path, prompts: str, pictures: list[str], named: str
+def test_a_folder_with_numbered_images_refuses_what_would_shift_the_pairs(
+    tmp_path: Path, prompts: str, images: list[str], named: str
 ) -> None:
     with pytest.raises(DataError, match=named):
-        load(numbered_folder(tmp_path, prompts, pictures))
+        load(numbered_folder(tmp_path, prompts, images))
 
 
 def test_a_folder_without_the_expected_files_is_refused(tmp_path: Path) -> None:
@@ -216,13 +216,13 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.Mon
         load("nobody/nothing")
 
 
-def test_a_hub_data_set_is_read_with_its_pictures(
+def test_a_hub_data_set_is_read_with_its_images(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (32, 32), (255, 0, 0)).save(tmp_path / "red.png")
-    picture = {"bytes": (tmp_path / "red.png").read_bytes(), "path": None}
-    table = datasets.Dataset.from_dict({"prompt": ["a sign"], "image": [picture]})
+    image = {"bytes": (tmp_path / "red.png").read_bytes(), "path": None}
+    table = datasets.Dataset.from_dict({"prompt": ["a sign"], "image": [image]})
 
     def load_dataset(name: str, *, split: str) -> datasets.Dataset:
         assert (name, split) == ("owner/embedded", "train")

@@ -106,11 +106,11 @@ def test_a_misspelt_column_of_a_table_is_warned_of(
     assert caplog.messages == [f"{path}: {MISSPELT.replace('line', 'row')}"]
 
 
-def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(folder: Path) -> None:
+def test_load_prompts_gives_prompts_with_images_at_the_size_of_the_rollout(folder: Path) -> None:
     path = write_rows(
         folder,
         {"prompt": 'a red sign "UP"', "file_name": "red.png"},
-        {"prompt": "no picture", "id": "bare"},
+        {"prompt": "no image", "id": "bare"},
         {"prompt": "a blue one", "file_name": "blue.png", "text": "DOWN"},
     )
     prompt_set = load_prompts(path, height=32, width=64)
@@ -125,7 +125,7 @@ def test_load_prompts_gives_prompts_with_pictures_at_the_size_of_the_rollout(fol
     assert (third.prompt_id, third.texts) == ("00002", ("DOWN",))
 
 
-def test_a_parquet_column_of_picture_files_gives_targets(folder: Path) -> None:
+def test_a_parquet_column_of_image_files_gives_targets(folder: Path) -> None:
     table = pyarrow.table({"prompt": ["a"], "image": [(folder / "red.png").read_bytes()]})
     pyarrow.parquet.write_table(table, folder / "rows.parquet")
     target = load_prompts(str(folder / "rows.parquet"), height=32, width=32)[0].target
@@ -142,7 +142,7 @@ def test_sources_that_a_run_does_not_read_are_warned_of(
     assert said.startswith(f"{path}: the field source is ignored")
 
 
-def test_pictures_that_hardly_fit_the_rollout_are_warned_of(
+def test_images_that_hardly_fit_the_rollout_are_warned_of(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Of 64 x 32: half of the last two is left, and the last is enlarged exactly twice.
@@ -237,7 +237,7 @@ def test_a_run_refuses_fewer_prompts_than_a_step_takes_before_a_model_is_loaded(
         prepare(config)
 
 
-def test_a_picture_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:
+def test_an_image_that_vanishes_after_loading_is_an_error_of_its_prompt(folder: Path) -> None:
     prompt_set = load_prompts(
         write_rows(folder, {"prompt": "x", "file_name": "red.png"}), height=32, width=32
     )

@@ -1,4 +1,4 @@
-"""Source pictures of edits: read from every kind of file, or refused by file and line."""
+"""Source images of edits: read from every kind of file, or refused by file and line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = list[dict[str, object]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Red, green and blue pictures, long ones and a torn one."""
+    """Red, green and blue images, long ones and a torn one."""
     for name, colour in (("red", (255, 0, 0)), ("green", (0, 255, 0)), ("blue", (0, 0, 255))):
         Image.new("RGB", (64, 64), colour).save(tmp_path / f"{name}.png")
     Image.new("RGB", (650, 130)).save(tmp_path / "long.png")
