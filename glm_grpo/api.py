@@ -117,21 +117,21 @@ class Run:
         _refuse_absent(step, self.evaluation_steps, "evaluation")
         return read_evaluation(self._folder, step).to_pandas()
 
-    def picture(self, image: str) -> Image.Image:
+    def image(self, path: str) -> Image.Image:
         """Load a stored image.
 
         Args:
-            image: Value of the columns `image` or `target` in the tables.
+            path: Value of the columns `image` or `target` in the tables.
 
         Raises:
             StorageError: It is outside the run's images, missing or damaged.
         """
-        if not isinstance(image, str):
+        if not isinstance(path, str):
             raise StorageError(
-                f"image must be a value of the column 'image' or 'target', not "
-                f'{type(image).__name__}; write run.picture(row["image"])'
+                "an image is named by a value of the column 'image' or 'target', not "
+                f'{type(path).__name__}; write run.image(row["image"])'
             )
-        return read_picture(self._folder.picture(image))
+        return read_picture(self._folder.picture(path))
 
     def summary(self) -> pandas.DataFrame:
         """Compare the held-out prompts before and after: the first and the last stored evaluation.
@@ -283,7 +283,7 @@ def load_run(path: str | Path) -> Run:
         >>> run.steps, run.evaluation_steps
         ([1, 2], [0, 2])
         >>> best = run.rollout(1).sort_values("total").iloc[-1]
-        >>> run.picture(best.image).size
+        >>> run.image(best.image).size
         (128, 128)
 
     Args:

@@ -458,7 +458,7 @@ def _eval(options: argparse.Namespace) -> None:
         _argument(
             "--sheet",
             "also write one image with target, before and after",
-            type=types.output_picture,
+            type=types.output_png,
             metavar="PNG",
         ),
     ],

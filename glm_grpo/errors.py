@@ -64,7 +64,7 @@ class ConfigError(GlmGrpoError, ValueError):
 
 
 class DataError(GlmGrpoError, ValueError):
-    """A prompts file or a picture cannot be used. Exit code 2."""
+    """A prompts file or an image cannot be used. Exit code 2."""
 
     exit_code = 2
 

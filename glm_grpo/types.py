@@ -6,11 +6,11 @@ Axes, everywhere except in the families of `models/` and in `rewards/`:
 P      prompts of one batch
 G      images (token grids) sampled for each prompt
 T      AR tokens of one image: preview grid, then target grid; only the target grid for edits
-N      source pictures of a prompt, 0 for text-to-image; in `glm_grpo.grpo`, some of the P * G
+N      source images of a prompt, 0 for text-to-image; in `glm_grpo.grpo`, some of the P * G
        sequences
-S      tokens of a target grid or of a source picture
+S      tokens of a target grid or of a source image
 R      reward terms
-K h w  places of a picture: K = h * w cells of its grid of tokens
+K h w  places of an image: K = h * w cells of its grid of tokens
 A B    target images to learn from, and their prompts in the batch
 L      groups of a step that are trained on
 H W    pixels
@@ -45,14 +45,14 @@ class PromptBatch:
     """Prompts and seeds of one step.
 
     Attributes:
-        prompts: The P prompts, all with N source pictures.
+        prompts: The P prompts, all with N source images.
         group_size: G, images per prompt (>= 2 when training).
         height: Image height in pixels.
         width: Image width in pixels.
         seed: Sampling seed; tokens are a function of (seed, prompt id, policy).
         decode_seeds: P seeds, one initial noise per prompt, shared by its G images; without effect
             on a decoder that does not denoise.
-        source_token_ids: Codebook ids of the source pictures, row by row, as policy and decoder
+        source_token_ids: Codebook ids of the source images, row by row, as policy and decoder
             read them. Encoded once, because rounding may flip a tie; None before that, and for
             text-to-image.
     """
@@ -67,7 +67,7 @@ class PromptBatch:
 
     @property
     def num_sources(self) -> int:
-        """N, source pictures per prompt."""
+        """N, source images per prompt."""
         return len(self.prompts[0].sources)
 
 
@@ -90,7 +90,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Decoded pictures.
+    """Decoded images.
 
     Attributes:
         pixels: RGB, 0..255.
@@ -139,7 +139,7 @@ class Experience:
         trained: Indices of the groups to train on, in the order of the step's prompts that they
             represent; the others had no standard deviation and are only stored and counted. None:
             all groups.
-        place_credit: What each place of a picture, on the grid of its tokens, contributed to the
+        place_credit: What each place of an image, on the grid of its tokens, contributed to the
             total by all terms that say so, less the mean of its group; reward units, exactly 0 in
             zero-std groups. None with credit by image.
     """

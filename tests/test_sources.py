@@ -41,7 +41,7 @@ def test_sources_have_no_call_that_runs_what_it_reads(danger: str) -> None:
         (r"\bhttpx\.(AsyncClient|Client|get|post|request|stream)\(", "rewards/http_client.py"),
     ],
 )
-def test_pictures_and_answers_come_in_at_one_place_with_its_bounds(call: str, place: str) -> None:
+def test_images_and_answers_come_in_at_one_place_with_its_bounds(call: str, place: str) -> None:
     found = [path for path in SOURCES if re.search(call, path.read_text(encoding="utf-8"))]
     assert [str(path.relative_to(ROOT)) for path in found] == [place]
 

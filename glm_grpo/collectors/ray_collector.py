@@ -46,7 +46,7 @@ class CollectorSetup:
 
 
 class Collector:
-    """Makes experience to order. Returns expected errors, to preserve their types and pictures."""
+    """Makes experience to order. Returns expected errors, to preserve their types and images."""
 
     def __init__(self, setup: CollectorSetup) -> None:
         self._setup = setup

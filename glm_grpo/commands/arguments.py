@@ -64,7 +64,7 @@ def path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
-def output_picture(text: str) -> Path:
+def output_png(text: str) -> Path:
     """Parse the path of a PNG that can be written."""
     found = path(text)
     if found.suffix.lower() != ".png":

@@ -76,7 +76,7 @@ def evaluate_run(
         directory: New or empty folder for the result; None: one in `evals/` of the run.
 
     Returns:
-        A run folder with both evaluations, their pictures and a gallery.
+        A run folder with both evaluations, their images and a gallery.
     """
     quiet_libraries()
     found = find_checkpoint(run)

@@ -46,12 +46,12 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     described = describe_training(found.folder, config, step=step)
     model = find_model(config.model.path)
     readme = _export_model(found, model, described, directory, kind=kind)
-    for name, picture in described.pictures.items():
-        write_atomically(directory / name, picture)
+    for name, content in described.png_files.items():
+        write_atomically(directory / name, content)
     folder = shlex.quote(str(directory))
     needs_base = kind == "adapter" and Path(model.path).exists()
     of_base = f" --base {shlex.quote(model.path)}" if needs_base else ""
-    shown = " and pictures of held-out prompts" if described.pictures else ""
+    shown = " and images of held-out prompts" if described.png_files else ""
     return (
         f"{directory}: weights of step {step}\n"
         f"look at it first: {readme} is its page, with prompts{shown}\n"

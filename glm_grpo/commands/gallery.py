@@ -23,7 +23,7 @@ def rewrite_gallery(
     *,
     sheet: Path | None,
 ) -> Iterator[Path]:
-    """Write the gallery and, on request, a picture of the run.
+    """Write the gallery and, on request, an image of the run.
 
     Args:
         run: Run folder.

@@ -38,7 +38,7 @@ _FOR_TEXT = re.compile(r"(?!.*_edit_).*_(\d+)gb")
 """Names of the text-to-image configs for one card, with its memory in GB."""
 
 _WORLD_SIZE = 128
-"""Side of the world's pictures, pixels."""
+"""Side of the world's images, pixels."""
 
 _CONFIG = """\
 # Builds on the config `{name}`. Keys set here override it; key=value on the command line
@@ -116,7 +116,7 @@ _EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` 
 def init_folder(folder: Path, name: str) -> Iterator[Path]:
     """Write a config that builds on a packaged one, prompts and a README; yields their paths.
 
-    The embedded model gets signs of its world with their pictures as targets; for edits with any
+    The embedded model gets signs of its world with their images as targets; for edits with any
     other model they show the format. Text-to-image with any other model gets natural prompts:
     about objects if the model reads a prompt as a whole, else prompts that quote a text, and the
     reward for it, because they have no targets.
@@ -197,7 +197,7 @@ def _quoted(folder: Path) -> str:
 
 
 def _write_signs(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
-    """Write signs of the embedded world and their pictures."""
+    """Write signs of the embedded world and their images."""
     set_name = f"edit-{set_name}" if sources else set_name
     prompts = tiny_prompts(set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1))
     return _write_rows(folder / file, [_write_sign(folder, prompts[row]) for row in range(count)])
@@ -209,10 +209,10 @@ def _write_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> Path:
 
 def _write_sign(folder: Path, prompt: Prompt) -> dict[str, str]:
     row = {"id": prompt.prompt_id, "prompt": prompt.prompt, "text": prompt.texts[0]}
-    pictures = [("target", prompt.target), *(("source", source) for source in prompt.sources)]
-    for name, pixels in pictures:
+    images = [("target", prompt.target), *(("source", source) for source in prompt.sources)]
+    for name, pixels in images:
         if pixels is not None:
-            row[name] = f"pictures/{prompt.prompt_id}-{name}.png"
+            row[name] = f"images/{prompt.prompt_id}-{name}.png"
             write_atomically(folder / row[name], encode_png(pixels))
     return row
 

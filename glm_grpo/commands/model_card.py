@@ -32,7 +32,7 @@ from rewards.terms.ocr import OCR_EXACT
 _SHEET = "before_after.png"
 _SHEET_COLUMNS = 4
 _SHEET_SIDE = 256
-"""Pixels of a picture on the sheet, at most."""
+"""Pixels of an image on the sheet, at most."""
 _EXAMPLES = 3
 _LONGEST_PROMPT = 200
 """Characters of a prompt that are shown."""
@@ -51,13 +51,13 @@ class Description:
     Attributes:
         results: Sections in Markdown on what training changed.
         training: Likewise on how the weights were trained.
-        pictures: PNG files by the names under which the sections show them.
+        png_files: PNG files by the names under which the sections show them.
         example: The held-out prompt that changed most; None if it is not known.
     """
 
     results: str
     training: str
-    pictures: Mapping[str, bytes]
+    png_files: Mapping[str, bytes]
     example: str | None
 
 
@@ -73,18 +73,18 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
     provenance = None
     with suppress(StorageError):
         provenance = read_provenance(folder)
-    pictures: dict[str, bytes] = {}
+    png_files: dict[str, bytes] = {}
     prompts: list[str] = []
     with suppress(StorageError):
         prompts = prompts_by_change(folder, last_step=step)
     with suppress(StorageError):
         sheet = draw_contact_sheet(folder, columns=_SHEET_COLUMNS, last_step=step, side=_SHEET_SIDE)
         if prompts:
-            pictures[_SHEET] = sheet
+            png_files[_SHEET] = sheet
     results = [
         _describe_run(config, provenance, step=step),
         "## Held-out prompts, before and after\n",
-        *(_describe_sheet(prompts) if _SHEET in pictures else []),
+        *(_describe_sheet(prompts) if _SHEET in png_files else []),
         *_describe_figures(folder, config, provenance, rows, step=step),
     ]
     training = [
@@ -93,7 +93,7 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         *([_describe_versions(provenance)] if provenance is not None else []),
     ]
     example = prompts[0] if prompts else None
-    return Description("\n".join(results), "\n".join(training), pictures, example)
+    return Description("\n".join(results), "\n".join(training), png_files, example)
 
 
 def _describe_run(config: Config, provenance: Provenance | None, *, step: int) -> str:

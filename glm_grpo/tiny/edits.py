@@ -42,7 +42,7 @@ class Edit:
 
     Attributes:
         kind: One of `KINDS`.
-        before: Source picture.
+        before: Source image.
         after: Target image, which differs from `before` only in what the kind changes.
     """
 

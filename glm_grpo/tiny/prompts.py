@@ -37,7 +37,7 @@ def known_form(*, is_edit: bool) -> str:
 
 @dataclass(frozen=True)
 class WorldPrompts:
-    """Prompts of the world, whose pictures are drawn on access.
+    """Prompts of the world, whose images are drawn on access.
 
     Attributes:
         path: Name of the set, such as `tiny:train`.
@@ -59,7 +59,7 @@ class WorldPrompts:
         return [f"{edit.kind}-{word}" for edit, word in zip(self.changes, words, strict=True)]
 
     def captions(self) -> list[str]:
-        """Captions of all prompts, without drawing a picture."""
+        """Captions of all prompts, without drawing an image."""
         if self.changes:
             return [edits.instruction(edit) for edit in self.changes]
         return [world.caption(sign) for sign in self.signs]
@@ -104,11 +104,11 @@ class WorldPrompts:
 
 
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:
-    """One sign per word, with its picture as the target; with one source, two edits per word.
+    """One sign per word, with its image as the target; with one source, two edits per word.
 
     Args:
         name: Name of the set.
-        sources: Number of source pictures per prompt that the run needs.
+        sources: Number of source images per prompt that the run needs.
     """
     if name not in _SETS:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Score pictures of the synthetic world by whether they match the prompt exactly."""
+"""Score images of the synthetic world by whether they match the prompt exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rewards.types import Prompt
 
 
 def exact(prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, " N"]:
-    """1 if every cell of a picture matches the prompt's target, else 0.
+    """1 if every cell of an image matches the prompt's target, else 0.
 
     A cell counts as the most similar one of the world, so that neither noise nor blur matters. For
     a reward term of `kind: custom` with `needs_of_prompt: [target]`.
@@ -23,7 +23,7 @@ def exact(prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Float3
 
 
 def nearest_cells(pixels: UInt8[Tensor, "N 3 H W"]) -> Int64[Tensor, "N C"]:
-    """Ids of the most similar cells for the parts of each picture, row by row."""
+    """Ids of the most similar cells for the parts of each image, row by row."""
     atlas = cell_atlas().flatten(1).float()
     parts = pixels.unfold(2, CELL, CELL).unfold(3, CELL, CELL)  # N 3 h w 32 32
     flat = parts.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2).float()

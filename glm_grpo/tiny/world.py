@@ -1,9 +1,9 @@
 """The synthetic world of the embedded model: coloured signs with a word and a shape.
 
-A picture has 4 x 4 cells of 32 pixels. One row contains the word, one letter per cell; a block of 2
+An image has 4 x 4 cells of 32 pixels. One row contains the word, one letter per cell; a block of 2
 x 2 cells contains the shape; the rest is blank. All cells of a sign share one pair of colours.
 There are 8 colour pairs x (26 letters + 3 shapes x 4 quadrants + blank) = 312 distinct cells, so a
-codebook of 512 entries can represent every picture without loss.
+codebook of 512 entries can represent every image without loss.
 
 Drawing is a table look-up: every cell is drawn only once, with Pillow's bundled font.
 """
@@ -83,7 +83,7 @@ HELD_OUT_WORDS = tuple(
 
 @dataclass(frozen=True)
 class Sign:
-    """One picture of the world.
+    """One image of the world.
 
     Attributes:
         word: 3 or 4 capital letters.
@@ -102,7 +102,7 @@ def caption(sign: Sign) -> str:
     """Sentence that describes a sign, with the word in quotation marks.
 
     The word comes last: its letters then always have the same distance to the first token of the
-    picture, from which such a small model with relative positions learns to copy them.
+    image, from which such a small model with relative positions learns to copy them.
     """
     place = "below" if sign.is_word_above else "above"
     return f'{COLOUR_NAMES[sign.colours]}: a {sign.shape} {place} the word "{sign.word}"'

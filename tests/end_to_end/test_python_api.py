@@ -84,7 +84,7 @@ def test_a_run_gives_its_tables(folder):
     assert summary.loc["ocr", "after"] == pytest.approx(last["raw/ocr"].mean())
     # Three prompts are too few for an interval.
     assert summary.low.isna().all()
-    assert run.picture(last.target.iloc[0]).size == (128, 128)
+    assert run.image(last.target.iloc[0]).size == (128, 128)
     assert run.gallery.is_file()
     assert repr(run) == f"Run({str(run.path)!r}, 2 steps, 2 evaluations)"
     assert "<th>aesthetic</th>" in run._repr_html_()
@@ -99,8 +99,8 @@ def test_a_run_gives_its_tables(folder):
         run.evaluation(1)
     with pytest.raises(StorageError, match="'1'"):
         run.rollout("1")
-    with pytest.raises(StorageError, match=r'not Series; write run\.picture\(row\["image"\]\)$'):
-        run.picture(run.rollout(1).iloc[0])
+    with pytest.raises(StorageError, match=r'not Series; write run\.image\(row\["image"\]\)$'):
+        run.image(run.rollout(1).iloc[0])
 
 
 def test_evaluate_draws_as_a_run_with_these_settings_does(folder, capsys):

@@ -166,7 +166,7 @@ def test_the_page_of_an_export_does_without_images_that_were_removed(run, tmp_pa
 
     described = describe_training(RunFolder(copied), config, step=1)
 
-    assert described.pictures == {}
+    assert described.png_files == {}
     assert "before_after" not in described.results
     assert "Mean scores on 2 held-out prompts" in described.results
 

@@ -1,4 +1,4 @@
-"""Start and the tutorials, run block by block as a reader would, with fewer and smaller pictures.
+"""Start and the tutorials, run block by block as a reader would, with fewer and smaller images.
 
 Commands on the published model, and runs that a page never comes back to, are composed by
 `test_commands.py` alone.
@@ -73,7 +73,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def compose_small(
     config_dir: Path, name: str, overrides: Sequence[str] = (), **options: Any
 ) -> Config:
-    """As it is written, but for the number and the care of pictures."""
+    """As it is written, but for the number and the care of images."""
     return compose_config(config_dir, name, [*overrides, *FEWER], **options)
 
 

@@ -38,7 +38,7 @@ def test_stock_pipeline_loads_the_folder_and_draws():
     pipeline = GlmImagePipeline.from_pretrained(WEIGHTS / "pipeline")
     pipeline.set_progress_bar_config(disable=True)
 
-    picture = pipeline(
+    image = pipeline(
         'white on red: a circle above the word "KITE"',
         height=128,
         width=128,
@@ -48,14 +48,14 @@ def test_stock_pipeline_loads_the_folder_and_draws():
         output_type="pt",
     ).images[0]
 
-    # Of the three colours of such a sign, two are there; a blank or grey picture has neither.
-    red = (picture[0] - picture[2] > 0.4).float().mean()
-    white = (picture.amin(dim=0) > 0.8).float().mean()
+    # Of the three colours of such a sign, two are there; a blank or grey image has neither.
+    red = (image[0] - image[2] > 0.4).float().mean()
+    white = (image.amin(dim=0) > 0.8).float().mean()
     assert float(red) > 0.4
     assert float(white) > 0.05
 
 
-def test_reconstruction_give_the_picture_back(embedded):
+def test_reconstruction_give_the_image_back(embedded):
     drawn = embedded.draw(embedded.prompts, embedded.reconstruction())
 
     originals = embedded.read(embedded.prompts, embedded.originals)

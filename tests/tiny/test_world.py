@@ -57,12 +57,12 @@ def test_sign_cells_put_word_and_shape_where_the_caption_says():
 def test_drawn_cells_stand_where_the_grid_says():
     cells = torch.tensor([[0, 1], [2, 3]])
 
-    picture = world.draw_cells(cells)
+    image = world.draw_cells(cells)
 
     atlas = world.cell_atlas()
-    assert picture.shape == (3, 64, 64)
-    assert torch.equal(picture[:, :32, 32:], atlas[1])
-    assert torch.equal(picture[:, 32:, :32], atlas[2])
+    assert image.shape == (3, 64, 64)
+    assert torch.equal(image[:, :32, 32:], atlas[1])
+    assert torch.equal(image[:, 32:, :32], atlas[2])
 
 
 def test_confusing_replaces_letters_at_the_stated_rate():
