@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def assets_dir() -> Path:
-    """Folder of real weights, pictures and prompts that are not part of the project."""
+    """Folder of real weights, images and prompts that are not part of the project."""
     name = os.environ.get("GLM_GRPO_ASSETS")
     if name is None or not Path(name).is_dir():
         pytest.skip(f"GLM_GRPO_ASSETS is {name}: it names no folder of test assets")

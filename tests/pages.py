@@ -42,7 +42,7 @@ class Page(HTMLParser):
         return self.texts[start : start + count]
 
     def alternatives(self) -> dict[str | None, str]:
-        """What stands in place of each picture, by its file."""
+        """What stands in place of each image, by its file."""
         return {image["src"]: image["alt"] or "" for image in self.all("img")}
 
     def linked(self) -> set[str | None]:

@@ -59,7 +59,7 @@ NOTES = (("CXT", "", "CAT"), ("DOG", "D0G", "DOG"), ("", "", ""), (HOSTILE, "", 
 TIMEOUT = 10_000
 expect.set_options(timeout=TIMEOUT)
 
-# `gallery_run` lacks a picture of step 3.
+# `gallery_run` lacks an image of step 3.
 NOT_FOUND = "ERR_FILE_NOT_FOUND"
 
 OpenGallery = Callable[..., Page]
@@ -70,7 +70,7 @@ def wait_until_loaded(page: Page) -> None:
     """Until the view has all its data and answers to keys.
 
     Heading and controls are there before the data, which come in files of their own. Later still
-    come the pictures of Groups, the cells of Progress and the drawings of Curves, each once it is
+    come the images of Groups, the cells of Progress and the drawings of Curves, each once it is
     near the screen: who reads those at once has to wait for them.
     """
     page.wait_for_selector("main h1, main h2")
@@ -130,7 +130,7 @@ def _table(raw: torch.Tensor) -> RewardTable:
 
 
 def _images() -> ImageBatch:
-    """Every picture of one colour, no two alike."""
+    """Every image of one colour, no two alike."""
     shades = torch.arange(12, dtype=torch.uint8).reshape(4, 3, 1, 1, 1) * 20
     pixels = shades.expand(4, GROUP_SIZE, 3, SIDE, SIDE).contiguous()
     return ImageBatch(pixels, decode_seeds=(2**63 - 1, 7, 8, 9))
@@ -203,8 +203,8 @@ def _record(path: Path, configs_dir: Path) -> RunFolder:
         append_metrics(folder, step, _metrics(step))
     for step in (*STEPS, DAMAGED_STEP):
         experience = _experience(step)
-        pictures = encode(experience.images)
-        write_rollout(folder, experience, pictures, step, combine="weighted_sum")
+        png_files = encode(experience.images)
+        write_rollout(folder, experience, png_files, step, combine="weighted_sum")
     for step in EVALUATIONS:
         write_evaluation(folder, _evaluation(step), combine="weighted_sum")
     damaged = folder.rollout_path(DAMAGED_STEP)

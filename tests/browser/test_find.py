@@ -41,7 +41,7 @@ def cells_of(page: Page) -> Locator:
 
 
 def read_cells(page: Page) -> list[str]:
-    """What stands below the shown pictures, from the first: value and step."""
+    """What stands below the shown images, from the first: value and step."""
     cells_of(page).first.wait_for()
     return page.locator(".find-grid li > span:nth-of-type(1)").all_inner_texts()
 
@@ -52,7 +52,7 @@ def expect_count(page: Page, found: int, of: int = ALL) -> None:
 
 @pytest.fixture
 def open_find(open_gallery: OpenGallery) -> OpenGallery:
-    """`open_gallery` for runs that lack pictures, as both runs here do."""
+    """`open_gallery` for runs that lack images, as both runs here do."""
     return partial(open_gallery, allows=NOT_FOUND)
 
 

@@ -139,10 +139,10 @@ def test_what_is_missing_is_said_in_its_place_and_the_rest_works(
     samples = page.locator(".group").first.locator("li.sample")
     expect(samples.nth(2)).to_contain_text("image missing")
     expect(samples.nth(0)).not_to_contain_text("image missing")
-    # A thumbnail stands in for the picture it was made of.
+    # A thumbnail stands in for the image it was made of.
     show(page, "groups?step=1&prompt=plain&sample=0&large=1")
-    picture = page.get_by_role("dialog").get_by_role("img", name="plain, sample 0", exact=False)
-    expect(picture.first).to_have_attribute("src", "thumbs/step-000001/plain-0.webp")
+    image = page.get_by_role("dialog").get_by_role("img", name="plain, sample 0", exact=False)
+    expect(image.first).to_have_attribute("src", "thumbs/step-000001/plain-0.webp")
     page.keyboard.press("Escape")
 
     (gallery / "assets" / "groups.js").unlink()

@@ -75,7 +75,7 @@ def test_groups_show_samples_by_reward_with_all_that_is_known_of_them(
     expect(page.locator("p[role=status]")).to_contain_text("1 zero-std group.")
     masked = group_of(page, "masked")
     expect(masked).to_contain_text("Terms that do not apply here: lpips")
-    # What each term adds stands beside the picture, enlarged: ocr takes over the weight of lpips.
+    # What each term adds stands beside the image, enlarged: ocr takes over the weight of lpips.
     samples_of(page, "masked").first.get_by_role("button", name="masked, sample 1").first.click()
     part = page.get_by_role("dialog").get_by_role("row", name="ocr")
     expect(part.get_by_role("cell")).to_have_text(["1.000", "0.750"])
@@ -83,7 +83,7 @@ def test_groups_show_samples_by_reward_with_all_that_is_known_of_them(
 
     page.get_by_label("Show").select_option("Images")
     show(page, "groups?step=3")
-    expect(page.get_by_label("Show")).to_have_value("pictures")
+    expect(page.get_by_label("Show")).to_have_value("images")
     page.keyboard.press("ArrowRight")
     expect(page.locator("p[role=status]")).to_contain_text("Step 12:")
     page.get_by_role("heading", name="Groups").focus()
@@ -212,6 +212,6 @@ def test_groups_find_and_the_large_view_lay_over_samples_what_their_places_earne
     expect(page.locator(".credit")).to_have_count(0)
 
     show(page, "find?id=plain&to=1")
-    page.locator(".find-region .picture").first.click()
+    page.locator(".find-region .image").first.click()
     dialog.get_by_role("button", name="Credit").click()
     expect(dialog.locator(".credit canvas")).to_have_count(1)

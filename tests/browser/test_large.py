@@ -1,4 +1,4 @@
-"""The large view of a picture, as a reader meets it."""
+"""The large view of an image, as a reader meets it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expect_title(page: Page, title: str) -> None:
 
 
 def sheets(page: Page) -> list[dict[str, float]]:
-    """Where the pictures are, in pixels of the page."""
+    """Where the images are, in pixels of the page."""
     boxes = [sheet.bounding_box() for sheet in large(page).locator(".large-sheet:has(img)").all()]
     return [{name: round(value) for name, value in (box or {}).items()} for box in boxes]
 
@@ -38,12 +38,12 @@ def test_large_view_fills_the_window_zooms_flickers_and_compares(
     assert sheets(page)[0]["width"] == SIDE
     page.keyboard.press("0")
     before = sheets(page)[0]
-    # All that the head leaves of the height; a picture of 1,024 pixels is then seen at 82 %.
+    # All that the head leaves of the height; an image of 1,024 pixels is then seen at 82 %.
     assert before["height"] > 0.82 * 1024
 
     pointer = (before["x"] + before["width"] / 2, before["y"] + before["height"] / 4)
     page.mouse.move(*pointer)
-    # Twice a factor of e to 0.4: enough for the picture to fill the pane on all sides.
+    # Twice a factor of e to 0.4: enough for the image to fill the pane on all sides.
     page.mouse.wheel(0, -200)
     page.mouse.wheel(0, -200)
     page.wait_for_function(
@@ -106,16 +106,16 @@ def test_large_view_opens_from_every_view_and_goes_through_samples_and_prompts_b
     expect(large(page)).to_have_count(0)
     expect(opener).to_be_focused()
 
-    for fragment, picture in (
-        ("find?step=1", ".find-region .picture"),
-        ("weights", ".weights-samples .picture"),
+    for fragment, image in (
+        ("find?step=1", ".find-region .image"),
+        ("weights", ".weights-samples .image"),
     ):
         show(page, fragment)
-        page.locator(picture).first.click()
+        page.locator(image).first.click()
         title = large(page).get_by_role("heading", level=2)
         first = title.inner_text()
         page.keyboard.press("ArrowRight")
         expect(title).not_to_have_text(first)
         page.keyboard.press("Escape")
         expect(large(page)).to_have_count(0)
-        expect(page.locator(picture).first).to_be_visible()
+        expect(page.locator(image).first).to_be_visible()

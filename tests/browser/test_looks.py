@@ -98,7 +98,7 @@ def test_progress_shows_prompts_by_evaluation_sorts_and_moves_by_keys(
     )
     expect(row.locator(".row-change")).to_have_text("mean of 2 samples 0.500 +0.125")
     details = page.get_by_role("complementary")
-    # Before a picture is chosen, the newest of the first row: the most changed prompt.
+    # Before an image is chosen, the newest of the first row: the most changed prompt.
     expect(details.get_by_role("heading")).to_have_text("plain: step 12, sample 0")
     page.get_by_role("button", name="plain, step 6, sample 0").hover()
     expect_cells(

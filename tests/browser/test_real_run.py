@@ -14,26 +14,26 @@ VIEWS = {
     "weights?combine=normalize_then_sum": ".weights-group",
     "find": ".find-grid li",
 }
-"""Addresses, and what holds a picture there."""
+"""Addresses, and what holds an image there."""
 
 
-def expect_whole_pictures(page: Page) -> None:
-    """Every picture of the page is there once it is looked at, and holds pixels."""
-    pictures = page.locator("img")
-    expect(pictures.first).to_be_attached()
-    for picture in pictures.all():
-        picture.scroll_into_view_if_needed()
-        expect(picture).not_to_have_js_property("naturalWidth", 0)
+def expect_whole_images(page: Page) -> None:
+    """Every image of the page is there once it is looked at, and holds pixels."""
+    images = page.locator("img")
+    expect(images.first).to_be_attached()
+    for image in images.all():
+        image.scroll_into_view_if_needed()
+        expect(image).not_to_have_js_property("naturalWidth", 0)
 
 
-def test_views_show_the_pictures_and_figures_of_a_real_run(
+def test_views_show_the_images_and_figures_of_a_real_run(
     open_gallery: OpenGallery, real_run: RunFolder
 ) -> None:
     page = open_gallery(run=real_run)
-    for fragment, pictures in VIEWS.items():
+    for fragment, images in VIEWS.items():
         show(page, fragment)
-        expect(page.locator(pictures).first).to_be_visible()
-        expect_whole_pictures(page)
+        expect(page.locator(images).first).to_be_visible()
+        expect_whole_images(page)
         expect(page.locator(".problem")).to_have_count(0)
         if fragment.startswith(("progress", "groups")):
             expect(page.get_by_alt_text("Source of OPEN", exact=True).first).to_be_visible()
@@ -57,7 +57,7 @@ def test_views_show_the_pictures_and_figures_of_a_real_run(
     page.get_by_role("navigation").get_by_role("link", name="Before and after").click()
     page.wait_for_url("**/gallery/report.html")
     expect(page.get_by_role("heading", name="Best, median and worst")).to_be_visible()
-    expect_whole_pictures(page)
+    expect_whole_images(page)
 
 
 def test_views_are_accessible_and_no_page_scrolls_sideways(

@@ -59,8 +59,8 @@ def main() -> None:
             page.goto(f"{address}#{view}")
             page.locator("main img").first.wait_for()
             page.wait_for_load_state("networkidle")
-            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-            picture.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
+            image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+            image.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
         browser.close()
 
 

@@ -36,7 +36,7 @@ _NO_DIFFERENCE = frozenset(
 _EVALUATED_BY = ("eval.seed", "eval.samples_per_prompt")
 """Keys that must agree, and that `glm-grpo eval` can change."""
 _SAME_EVALUATION = (*_EVALUATED_BY, "rollout.height", "rollout.width", "data.sources")
-"""Keys that must agree: with others, noise, number or sizes of the pictures differ."""
+"""Keys that must agree: with others, noise, number or sizes of the images differ."""
 _NOT_OF_THE_SCORE = frozenset({"weight", "when", "std_floor"})
 """Options of a term that leave its raw scores as they are, beside those that may always change."""
 
@@ -95,7 +95,7 @@ def _check_same_model(runs: Sequence[EvaluatedRun]) -> None:
 
 
 def _check_same_evaluation(runs: Sequence[EvaluatedRun]) -> None:
-    """Refuse runs whose held-out pictures differ in seed, number or size."""
+    """Refuse runs whose held-out images differ in seed, number or size."""
     settings = [_settings(run) for run in runs]
     first = settings[0]
     for key in _SAME_EVALUATION:
@@ -114,7 +114,7 @@ def _check_same_evaluation(runs: Sequence[EvaluatedRun]) -> None:
 
 
 def _evaluate_again(run: EvaluatedRun, settings: Mapping[str, str]) -> str:
-    """The remedy for a run whose held-out pictures are not those of the others."""
+    """The remedy for a run whose held-out images are not those of the others."""
     overrides = [f"{key}={value}" for key, value in settings.items()]
     command = shlex.join(["glm-grpo", "eval", str(run.folder.path), *overrides])
     return f"run `{command}`, and compare the folder that it prints instead"
@@ -123,7 +123,7 @@ def _evaluate_again(run: EvaluatedRun, settings: Mapping[str, str]) -> str:
 def _check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequence[str]) -> None:
     """Refuse a run whose evaluations are of other prompts than those of the first run.
 
-    Target and source pictures are compared as far as both runs still have them.
+    Target and source images are compared as far as both runs still have them.
     """
     path = str(first.config.data.eval_path)
     remedy = _evaluate_again(run, {"data.eval_path": path})
@@ -135,7 +135,7 @@ def _check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequ
                 "prompt, texts, or terms that apply, in their order) than the first evaluation of "
                 f"{first.name}; {remedy}"
             )
-    for ours, theirs in zip(_pictures(run), _pictures(first), strict=False):
+    for ours, theirs in zip(_image_paths(run), _image_paths(first), strict=False):
         if not (ours and theirs and ours.is_file() and theirs.is_file()):
             continue
         if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
@@ -148,8 +148,8 @@ def _identity(evaluation: StoredEvaluation, comparable: Sequence[str]) -> tuple[
     return groups.prompt_ids, groups.prompts, evaluation.texts, applies
 
 
-def _pictures(run: EvaluatedRun) -> list[Path | None]:
-    """Target and source pictures of the prompts."""
+def _image_paths(run: EvaluatedRun) -> list[Path | None]:
+    """Target and source images of the prompts."""
     evaluation = run.evaluations[0]
     stored = [*evaluation.targets, *(path for paths in evaluation.sources for path in paths)]
     return [None if path is None else run.folder.picture(path) for path in stored]

@@ -1,4 +1,4 @@
-"""Gallery of a run: static pages with its pictures, scores and curves, made from its tables."""
+"""Gallery of a run: static pages with its images, scores and curves, made from its tables."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from glm_grpo.run.tables import (
 from glm_grpo.studio.gallery.data import describe, list_readers
 from glm_grpo.studio.gallery.pages import render_page
 from glm_grpo.studio.gallery.readings import read_letters
-from glm_grpo.studio.gallery.report import SMALL_WIDTH, Pictures, Tile
+from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Tile
 from rewards.base import ComparingConfig, TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig
@@ -62,14 +62,14 @@ class Case:
     Attributes:
         heading: Why it was chosen.
         change: Mean total of the last evaluation minus that of the first.
-        decode_seed: Seed of the initial noise of all its pictures.
-        pictures: Sources, target, every sample before, and the same after.
+        decode_seed: Seed of the initial noise of all its images.
+        tiles: Sources, target, every sample before, and the same after.
     """
 
     heading: str
     change: float
     decode_seed: int
-    pictures: Pictures
+    tiles: PromptTiles
 
 
 def choose_cases(changes: Mapping[str, float]) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _case(
         heading=heading,
         change=_mean_total(after) - _mean_total(before),
         decode_seed=first["decode_seed"],
-        pictures=Pictures(first["prompt"], (*given, *samples), tuple(first["texts"])),
+        tiles=PromptTiles(first["prompt"], (*given, *samples), tuple(first["texts"])),
     )
 
 
@@ -190,9 +190,9 @@ def _tile(
     sample: int = 0,
     first: str | None = None,
 ) -> Tile:
-    """A picture of a row's prompt; `first` names a target or source for the large view."""
+    """An image of a row's prompt; `first` names a target or source for the large view."""
     thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
-    # One that was made before outlives its picture.
+    # One that was made before outlives its image.
     shown = (folder.picture(stored), folder.path / f"gallery/{thumbnail}")
     if not any(map(os.path.isfile, shown)):
         return Tile(label, None)
@@ -214,7 +214,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
     """Write `gallery/report.html` of a run, whole or not at all.
 
     The page needs no network, no server and no script. It shows the thumbnails of the gallery and
-    leads to the run's pictures by relative paths. A config or a table that cannot be read, and a
+    leads to the run's images by relative paths. A config or a table that cannot be read, and a
     run with fewer than two evaluations, are said in place.
 
     Args:
@@ -320,7 +320,7 @@ def _verdict(row: SummaryRow, config: Config | None) -> Cell:
 
 
 def describe_term(term: TermConfig) -> str:
-    """The first line of a kind's documentation, with the picture that the term compares with."""
+    """The first line of a kind's documentation, with the image that the term compares with."""
     line = (type(term).__doc__ or "").split("\n")[0]
     if isinstance(term, ComparingConfig):
         return line.replace("target image", f"{term.against} image")

@@ -1,4 +1,4 @@
-"""Draw one picture of a run: targets, and samples before and after training."""
+"""Draw one sheet of a run: targets, and samples before and after training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glm_grpo.run.summaries import first_run
 from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
 
 _GAP = 4
-"""White pixels between pictures."""
+"""White pixels between images."""
 _LETTERS = 16
 """Font size in pixels of the row labels."""
 
@@ -41,7 +41,7 @@ def draw_contact_sheet(
         folder: Run folder with at least one evaluation.
         columns: Largest number of prompts to show.
         last_step: Leave out later evaluations; None shows all.
-        side: Shrink pictures to at most this many pixels a side, and enlarge those of less than
+        side: Shrink images to at most this many pixels a side, and enlarge those of less than
             half of it; None keeps their size.
     """
     steps = [each for each in evaluation_steps(folder) if last_step is None or each <= last_step]
@@ -72,15 +72,15 @@ def draw_contact_sheet(
                 f"{len(rows[0])}: a sheet needs the same prompts, at least one; restore "
                 "the originals from a copy"
             )
-    pictures = [[_load(path, side) for path in row] for row in rows]
-    sizes = {picture.shape for row in pictures for picture in row}
+    images = [[_load(path, side) for path in row] for row in rows]
+    sizes = {image.shape for row in images for image in row}
     if len(sizes) > 1:
         raise StorageError(
             f"{folder.images_dir} contains images of different sizes for one sheet; restore the "
             "originals from a copy"
         )
-    labels = _draw_labels(names, height=pictures[0][0].shape[0])
-    sheet = np.concatenate([labels, *map(np.concatenate, zip(*pictures, strict=True))], axis=1)
+    labels = _draw_labels(names, height=images[0][0].shape[0])
+    sheet = np.concatenate([labels, *map(np.concatenate, zip(*images, strict=True))], axis=1)
     buffer = io.BytesIO()
     Image.fromarray(sheet).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
@@ -114,15 +114,15 @@ def _first_samples(run: RunFolder, step: int) -> pandas.DataFrame:
 
 
 def _load(path: Path, side: int | None) -> np.ndarray:
-    picture = read_picture(path)
+    image = read_picture(path)
     if side is not None:
-        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-        # Pictures of miniatures are enlarged with sharp edges.
-        factor = math.ceil(side / 2 / max(picture.size))
-        picture = picture.resize(
-            (factor * picture.width, factor * picture.height), Image.Resampling.NEAREST
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+        # Images of miniatures are enlarged with sharp edges.
+        factor = math.ceil(side / 2 / max(image.size))
+        image = image.resize(
+            (factor * image.width, factor * image.height), Image.Resampling.NEAREST
         )
-    pixels = np.asarray(picture)
+    pixels = np.asarray(image)
     return np.pad(pixels, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
 
 

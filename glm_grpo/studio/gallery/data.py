@@ -1,4 +1,4 @@
-"""Contents of a run's pages as plain values: settings, steps, evaluations, pictures."""
+"""Contents of a run's pages as plain values: settings, steps, evaluations, images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Problem = dict[str, str]
 """`where`: the file; `message`: the problem and its remedy."""
 
 Group = dict[str, Any]
-"""One prompt's pictures with everything stored about them, as JSON values."""
+"""One prompt's images with everything stored about them, as JSON values."""
 
 EVALUATION_COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
@@ -75,7 +75,7 @@ class Settings:
     """What the pages need to know in addition to the records.
 
     Attributes:
-        values: `reward`, `advantage`, `group_size`, `picture`, `steps_planned`, `is_sampled`,
+        values: `reward`, `advantage`, `group_size`, `image_size`, `steps_planned`, `is_sampled`,
             `canary_margin`, `label` and `config`, as in `run.js`.
         readers: OCR terms by name, and whether they are case-sensitive.
         problems: Reasons why something is missing.
@@ -117,7 +117,7 @@ def _from_config(config: Config, text: str) -> dict[str, Any]:
         },
         "advantage": config.advantage.model_dump(),
         "group_size": rollout.group_size,
-        "picture": {"width": rollout.width, "height": rollout.height},
+        "image_size": {"width": rollout.width, "height": rollout.height},
         "steps_planned": config.train.steps,
         "is_sampled": config.train.method == "grpo",
         "canary_margin": reward.canary_margin,
@@ -150,7 +150,7 @@ def _from_tables(folder: RunFolder, text: str | None, problem: Problem) -> Setti
         },
         "advantage": None,
         "group_size": None,
-        "picture": None,
+        "image_size": None,
         "steps_planned": None,
         "is_sampled": True,
         "canary_margin": None,
@@ -199,8 +199,8 @@ def read_groups(
         raise StorageError(f"{path} is damaged ({error}). Restore a copy.") from error
 
 
-def pictures_of(groups: Sequence[Group]) -> Iterator[str]:
-    """Paths, relative to `images/`, of all pictures, targets and sources of groups."""
+def image_paths_of(groups: Sequence[Group]) -> Iterator[str]:
+    """Paths, relative to `images/`, of all images, targets and sources of groups."""
     for group in groups:
         yield from group["images"]
         if group["target"] is not None:
@@ -276,7 +276,7 @@ def _decimals(values: Float32[np.ndarray, " rows"]) -> list[float | None]:
 
 
 def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> Any:
-    """A term's note on a picture: the text, or for OCR terms its letters, marked right or wrong."""
+    """A term's note on an image: the text, or for OCR terms its letters, marked right or wrong."""
     if is_case_sensitive is None:
         return note
     read = plain_form(note)
@@ -286,7 +286,7 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
 
 @dataclass(frozen=True)
 class RunContents:
-    """Everything that a run has recorded, except pictures and scores.
+    """Everything that a run has recorded, except images and scores.
 
     Attributes:
         metrics: Metrics by step; step 0 is the evaluation before the first step.
@@ -338,7 +338,7 @@ def chunk_key(step: int) -> str:
 
 
 def credit_key(step: int) -> str:
-    """Name of the data file of what the places of a training step's pictures earned."""
+    """Name of the data file of what the places of a training step's images earned."""
     return f"credit-{step:06d}"
 
 
@@ -411,14 +411,14 @@ def steps_data(records: RunContents, key: str) -> dict[str, Any]:
 
 
 def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
-    """What places and pieces of the pictures of a step earned; None with credit by image.
+    """What places and pieces of the images of a step earned; None with credit by image.
 
-    Groups go by their first picture. The credit of places is whole numbers of a `unit` that leaves
-    the largest of the group three digits: a large picture has 1,024 of them. The `scale` is the
+    Groups go by their first image. The credit of places is whole numbers of a `unit` that leaves
+    the largest of the group three digits: a large image has 1,024 of them. The `scale` is the
     credit of the strongest colour.
 
     Returns:
-        `{picture: {"unit": reward per 1, "scale": units, "places": [image][row][column], "pieces":
+        `{image: {"unit": reward per 1, "scale": units, "places": [image][row][column], "pieces":
         {term: [image][piece] of text, does it raise the score, left, top, right, bottom}}}`, edges
         in pixels.
     """
@@ -463,10 +463,10 @@ def evaluation_data(records: RunContents, step: int) -> dict[str, Any]:
     return _entry(records, step, path, EVALUATION_COLUMNS)
 
 
-def pictures_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Paths, relative to `images/`, of all pictures in readable steps or evaluations."""
+def image_paths_in(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Paths, relative to `images/`, of all images in readable steps or evaluations."""
     for entry in entries:
-        yield from pictures_of(entry.get("groups", ()))
+        yield from image_paths_of(entry.get("groups", ()))
 
 
 def _entry(records: RunContents, step: int, path: Path, columns: Sequence[str]) -> dict[str, Any]:

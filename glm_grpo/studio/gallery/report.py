@@ -1,4 +1,4 @@
-"""Write a page of tables and pictures."""
+"""Write a page of tables and images."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from glm_grpo.studio.gallery.pages import render_page
 from glm_grpo.studio.gallery.readings import Mark
 
 SMALL_WIDTH = 256
-"""Narrower pictures (pixels) are enlarged on a page with sharp edges."""
+"""Narrower images (pixels) are enlarged on a page with sharp edges."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture with a caption.
+    """An image with a caption.
 
     Attributes:
-        source: Address relative to the page; None if the picture is missing.
-        link: Target of a click; None: the picture itself.
+        source: Address relative to the page; None if the image is missing.
+        link: Target of a click; None: the image itself.
         is_small: Enlarged with sharp edges.
         scores: Name and figure of each line.
         texts: Texts that should appear.
@@ -38,8 +38,8 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures of one prompt or subject; `texts` are those that should appear in them."""
+class PromptTiles:
+    """Images of one prompt or subject; `texts` are those that should appear in them."""
 
     prompt: str
     tiles: tuple[Tile, ...]
@@ -48,12 +48,12 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Report:
-    """A page: tables, then pictures below a sentence about them."""
+    """A page: tables, then images below a sentence about them."""
 
     title: str
     tables: Sequence[Table]
-    pictures: Sequence[Pictures] = ()
-    about_pictures: str = ""
+    prompts: Sequence[PromptTiles] = ()
+    about_prompts: str = ""
 
 
 def write_report(report: Report, directory: Path) -> Path:

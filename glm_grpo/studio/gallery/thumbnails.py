@@ -1,4 +1,4 @@
-"""Make small versions of a run's pictures for its pages."""
+"""Make small versions of a run's images for its pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glm_grpo.run.folder import RunFolder, read_picture, storage_errors, write_a
 LONGER_SIDE = 384
 """Largest size of a thumbnail's longer side, pixels."""
 _WHOLE_SIDE = 256
-"""Side in pixels up to which a picture is not shrunk; pages enlarge such pictures pixel by
+"""Side in pixels up to which an image is not shrunk; pages enlarge such images pixel by
 pixel."""
 _QUALITY = 80
 _METHOD = 1
@@ -23,7 +23,7 @@ _METHOD = 1
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small version of a picture.
+    """A small version of an image.
 
     Attributes:
         content: WebP file.
@@ -34,14 +34,14 @@ class Thumbnail:
 
 
 def thumbnail_name(image: str) -> str:
-    """Path, relative to `thumbs/`, of the thumbnail of a picture given relative to `images/`."""
+    """Path, relative to `thumbs/`, of the thumbnail of an image given relative to `images/`."""
     return f"{image.removesuffix('.png')}.webp"
 
 
 def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
-    """Write the thumbnails of new and changed pictures.
+    """Write the thumbnails of new and changed images.
 
-    Missing or damaged pictures get none, and keep an earlier one.
+    Missing or damaged images get none, and keep an earlier one.
 
     Args:
         images: Paths relative to `images/`.
@@ -59,21 +59,21 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
         if thumbnail is not None:
             write_atomically(target, thumbnail.content)
             with storage_errors("write", target):
-                # The picture's own time, because an unsteady clock can give the older file the
+                # The image's own time, because an unsteady clock can give the older file the
                 # later time.
                 os.utime(target, ns=(made, made))
 
 
 def shrink(path: Path) -> Thumbnail | None:
-    """Make a thumbnail; None if the file is not an intact picture."""
+    """Make a thumbnail; None if the file is not an intact image."""
     content = io.BytesIO()
     try:
-        picture = read_picture(path)
+        image = read_picture(path)
     except StorageError:
         return None
-    if max(picture.size) <= _WHOLE_SIDE:
-        picture.save(content, format="WEBP", lossless=True, quality=0, method=0)
+    if max(image.size) <= _WHOLE_SIDE:
+        image.save(content, format="WEBP", lossless=True, quality=0, method=0)
     else:
-        picture.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
-        picture.save(content, format="WEBP", quality=_QUALITY, method=_METHOD)
-    return Thumbnail(content.getvalue(), picture.width)
+        image.thumbnail((LONGER_SIDE, LONGER_SIDE), reducing_gap=2.0)
+        image.save(content, format="WEBP", quality=_QUALITY, method=_METHOD)
+    return Thumbnail(content.getvalue(), image.width)

@@ -23,7 +23,7 @@ from glm_grpo.studio.gallery.data import (
     credit_key,
     evaluation_data,
     evaluation_key,
-    pictures_in,
+    image_paths_in,
     read_records,
     run_data,
     steps_data,
@@ -139,7 +139,7 @@ def _is_added(folder: RunFolder, evaluated: int, step: int) -> bool:
 
 def _write_steps(records: RunContents, key: str) -> None:
     data = steps_data(records, key)
-    make_thumbnails(records.folder, pictures_in(data["steps"]))
+    make_thumbnails(records.folder, image_paths_in(data["steps"]))
     for entry in data["steps"]:
         # Files of their own: views that read all steps do without them.
         credit = credit_data(records, entry["step"]) if "groups" in entry else None
@@ -152,7 +152,7 @@ def _write_steps(records: RunContents, key: str) -> None:
 
 def _write_evaluation(records: RunContents, step: int) -> None:
     data = evaluation_data(records, step)
-    make_thumbnails(records.folder, pictures_in([data]))
+    make_thumbnails(records.folder, image_paths_in([data]))
     _write_script(records.folder, evaluation_key(step), data)
 
 

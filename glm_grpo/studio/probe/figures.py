@@ -29,7 +29,7 @@ class ProbedTerm:
             policy would get; NaN without targets.
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
             samples; NaN without targets.
-        copied_source: Mean score of the unchanged first source picture; NaN without sources.
+        copied_source: Mean score of the unchanged first source image; NaN without sources.
         decoder_fraction: See `rewards.audit.decoder_fractions`.
     """
 
@@ -74,7 +74,7 @@ class ProbeReport:
         terms: In the order of the table; not all weights are 0.
         audit: Audit of the whole reward.
         mean_total: Mean over all samples; NaN where totals are relative to a group.
-        copy_total: Mean total of the unchanged first source pictures; NaN without sources, and
+        copy_total: Mean total of the unchanged first source images; NaN without sources, and
             where totals are relative to a group.
         decode: None where rollouts are decoded in full.
         credit: None where gradients were not compared.

@@ -15,7 +15,7 @@ from glm_grpo.grpo.signal_to_noise import Signal
 from glm_grpo.output import counted
 from glm_grpo.run.figures import NO_VALUE, Table
 from glm_grpo.run.folder import write_atomically
-from glm_grpo.studio.gallery.report import SMALL_WIDTH, Pictures, Report, Tile, write_report
+from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Report, Tile, write_report
 from glm_grpo.studio.probe.credit import ProbedCredit
 from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.studio.probe.probe import ProbeSamples
@@ -171,10 +171,10 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
     Files with the same names are replaced.
     """
     reconstructed = iter(samples.reconstructed_pixels)
-    pictures = [
-        Pictures(
+    shown = [
+        PromptTiles(
             samples.prompts[row].prompt,
-            tuple(_write_tiles(_list_pictures(samples, row, reconstructed), row + 1, directory)),
+            tuple(_write_tiles(_list_images(samples, row, reconstructed), row + 1, directory)),
         )
         for row in range(min(_SHOWN_PROMPTS, len(samples.prompts)))
     ]
@@ -182,13 +182,13 @@ def write_probe(report: ProbeReport, samples: ProbeSamples, directory: Path) -> 
     page = Report(
         title=f"Probe of {', '.join(report.names())}",
         tables=probe_tables(report),
-        pictures=pictures,
-        about_pictures=f"{len(pictures)} of {prompts}. Best and worst are by total.",
+        prompts=shown,
+        about_prompts=f"{len(shown)} of {prompts}. Best and worst are by total.",
     )
     return write_report(page, directory)
 
 
-def _list_pictures(
+def _list_images(
     samples: ProbeSamples, row: int, reconstructed: Iterator[UInt8[Tensor, "3 H W"]]
 ) -> Iterator[tuple[str, UInt8[Tensor, "3 H W"]]]:
     """Label the sources, target, its own tokens, best and worst sample of a prompt, if any.
@@ -211,9 +211,9 @@ def _list_pictures(
 
 
 def _write_tiles(
-    pictures: Iterator[tuple[str, UInt8[Tensor, "3 H W"]]], number: int, directory: Path
+    images: Iterator[tuple[str, UInt8[Tensor, "3 H W"]]], number: int, directory: Path
 ) -> Iterator[Tile]:
-    for index, (label, pixels) in enumerate(pictures, start=1):
+    for index, (label, pixels) in enumerate(images, start=1):
         content = io.BytesIO()
         Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()).save(content, format="PNG")
         file = f"prompt-{number}-{index}.png"

@@ -112,8 +112,8 @@ class ProbeSamples:
         target: Raw scores of the target image itself; NaN where a prompt has no target, or a term
             does not apply or refused it.
         reconstruction: Raw scores of the decoded tokens of the target image; NaN likewise.
-        reconstructed_pixels: Those pictures, in the order of the prompts that have a target.
-        copies: Raw scores of the unchanged first source picture; NaN where a prompt has none, or a
+        reconstructed_pixels: Those images, in the order of the prompts that have a target.
+        copies: Raw scores of the unchanged first source image; NaN where a prompt has none, or a
             term does not apply or refused it.
         full: The samples in the full decode; None where rollouts are decoded in full anyway.
     """
@@ -239,7 +239,7 @@ def _under_noise(batch: PromptBatch, number: int) -> PromptBatch:
 def _decode_targets(
     models: Models, batch: PromptBatch, num_terms: int
 ) -> tuple[Float32[Tensor, "P R"], Float32[Tensor, "P R"], UInt8[Tensor, "M 3 H W"]]:
-    """Scores of the target images, and scores and pictures of their own tokens."""
+    """Scores of the target images, and scores and images of their own tokens."""
     of_targets, of_tokens = (_unscored(batch, num_terms) for _ in range(2))
     rows = [row for row, prompt in enumerate(batch.prompts) if prompt.target is not None]
     if not rows:
@@ -258,7 +258,7 @@ def _decode_targets(
 
 
 def _score_copies(models: Models, batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
-    """Scores of the first source pictures as they are."""
+    """Scores of the first source images as they are."""
     if batch.num_sources == 0:
         return _unscored(batch, num_terms)
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
@@ -271,5 +271,5 @@ def _unscored(batch: PromptBatch, num_terms: int) -> Float32[Tensor, "P R"]:
 
 
 def _single_scores(table: RewardTable) -> Float32[Tensor, "P R"]:
-    """Scores of one picture a prompt; NaN where a term does not apply or refused it."""
+    """Scores of one image a prompt; NaN where a term does not apply or refused it."""
     return table.raw[:, 0].masked_fill(~table.is_applicable, torch.nan)

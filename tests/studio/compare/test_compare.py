@@ -330,7 +330,7 @@ def test_compare_refuses_other_prompts_by_table(make_run: MakeRun) -> None:
         compare(runs, WEIGHTS)
 
 
-def test_compare_refuses_other_target_pictures(make_run: MakeRun) -> None:
+def test_compare_refuses_other_target_images(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", SECOND)]
     for brightness, run in enumerate(runs):
         place = run / "images" / "targets" / "p1.png"

@@ -26,7 +26,7 @@ SEEDS = (2**63 - 1, 7)
 
 
 class StoredRun:
-    """Two prompts, two pictures each: the one with a target and a text, the other without."""
+    """Two prompts, two images each: the one with a target and a text, the other without."""
 
     def __init__(self, path: Path, config: str) -> None:
         self.folder = RunFolder(path)
@@ -85,8 +85,8 @@ class StoredRun:
             advantages=torch.tensor([[[-0.7], [0.7]], [[0.0], [0.0]]]),
             place_credit=self.places,
         )
-        pictures = encode(experience.images)
-        write_rollout(self.folder, experience, pictures, step, combine="weighted_sum")
+        png_files = encode(experience.images)
+        write_rollout(self.folder, experience, png_files, step, combine="weighted_sum")
         append_metrics(self.folder, step, {"reward/mean": step / 7, **metrics})
 
     def record_evaluation(self, step: int, *, totals: Tensor | None = None) -> None:

@@ -31,7 +31,7 @@ BEFORE = {"rose": [0.25, 0.5], "fell": [0.75], "leapt": [0.25], "stayed": [0.5]}
 AFTER = {"rose": [0.5, 0.75], "fell": [0.25], "leapt": [0.75], "stayed": [0.5]}
 
 
-def store_picture(folder: RunFolder, path: str) -> str:
+def store_image(folder: RunFolder, path: str) -> str:
     content = io.BytesIO()
     Image.new("RGB", (16, 8)).save(content, format="PNG")
     write_atomically(folder.path / path, content.getvalue())
@@ -53,8 +53,8 @@ def store_evaluation(
             "raw/ocr": 0.625,
             "raw/lpips": None,
             "total": total,
-            "target": store_picture(folder, f"images/targets/{prompt_id}.png"),
-            "image": store_picture(folder, f"images/eval-{step:06d}/{prompt_id}-{sample}.png"),
+            "target": store_image(folder, f"images/targets/{prompt_id}.png"),
+            "image": store_image(folder, f"images/eval-{step:06d}/{prompt_id}-{sample}.png"),
             **overrides,
         }
         for prompt_id, group in totals.items()
@@ -162,7 +162,7 @@ def test_page_shows_what_was_read_with_its_wrong_letters_marked(
     assert "D<mark>0</mark>G <mark>&lt;b&gt;</mark>" in after
 
 
-def test_page_says_where_a_picture_is_missing(folder: RunFolder, read_page: ReadPage) -> None:
+def test_page_says_where_an_image_is_missing(folder: RunFolder, read_page: ReadPage) -> None:
     (folder.path / "images/eval-000010/leapt-0.png").unlink()
     page = read_page(write_before_after(folder, SUMMARY))
     assert page.texts.count("Image missing") == 1
@@ -310,7 +310,7 @@ def test_page_says_that_a_table_is_damaged(
     path = folder.evaluation_path(10)
     path.write_bytes(path.read_bytes()[:-50])
     text = " ".join(read_page(write_before_after(folder, ())).texts)
-    # In place of the table and in place of the pictures.
+    # In place of the table and in place of the images.
     assert text.count(" evaluations/step-000010.parquet is not a complete Parquet file") == 2
     assert "0.4 lpips + 0.2 ssim" in text
 

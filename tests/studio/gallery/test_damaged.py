@@ -86,7 +86,7 @@ def test_missing_config_leaves_what_the_tables_tell(run: Any) -> None:
         ],
         "watch": [],
     }
-    unknown = ("advantage", "group_size", "picture", "steps_planned", "canary_margin", "config")
+    unknown = ("advantage", "group_size", "image_size", "steps_planned", "canary_margin", "config")
     assert [data[name] for name in (*unknown, "label")] == [None] * 7
     (problem,) = data["problems"]
     assert problem["where"] == "config.yaml"
@@ -106,7 +106,7 @@ def test_config_that_is_refused_is_shown_as_it_is(run: Any) -> None:
     assert names == ["lpips", "ssim", "ocr", "aesthetic"]
 
 
-def test_damaged_metrics_and_bands_leave_the_pictures(run: Any) -> None:
+def test_damaged_metrics_and_bands_leave_the_images(run: Any) -> None:
     run.record_step(1)
     run.folder.metrics_path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     run.folder.canaries_path.write_text('{"a": {"mean": 1}}')
@@ -121,7 +121,7 @@ def test_damaged_metrics_and_bands_leave_the_pictures(run: Any) -> None:
     assert len(chunk["steps"][0]["groups"]) == 2
 
 
-def test_missing_pictures_have_no_thumbnails(run: Any) -> None:
+def test_missing_images_have_no_thumbnails(run: Any) -> None:
     run.record_step(1)
     (run.folder.image_dir(1) / "kite-0.png").unlink()
     write_gallery(run.folder, ())

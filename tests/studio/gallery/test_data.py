@@ -35,7 +35,7 @@ def test_run_tells_the_settings(run: Any) -> None:
     weights = {term["name"]: term["weight"] for term in data["reward"]["terms"]}
     assert weights == dict(zip(NAMES, (0.4, 0.2, 0.3, 0.1), strict=True))
     assert data["advantage"]["credit"] == "place"
-    assert (data["group_size"], data["picture"]) == (8, {"width": 128, "height": 128})
+    assert (data["group_size"], data["image_size"]) == (8, {"width": 128, "height": 128})
     assert data["steps_planned"] == 40
     # Before the first step there is nothing to show, and nothing wrong.
     for name in ("evaluations", "chunks", "summary", "problems"):
@@ -285,7 +285,7 @@ def test_reading_is_shown_in_the_letters_it_is_compared_in(run: Any) -> None:
     assert note["marks"][0][0].startswith("OP")
 
 
-def test_a_run_that_learns_target_pictures_has_figures_and_no_groups(run: Any) -> None:
+def test_a_run_that_learns_target_images_has_figures_and_no_groups(run: Any) -> None:
     text = run.folder.config_path.read_text().replace("method: grpo", "method: sft")
     run.folder.config_path.write_text(text)
     append_metrics(run.folder, 0, {"eval/total": 0.5})

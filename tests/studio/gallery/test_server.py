@@ -62,7 +62,7 @@ def ask(port: int, address: str, **headers: str) -> tuple[int, dict[str, str], b
         ("/images/step-000001/kite%2D0.png", "image/png"),
     ],
 )
-def test_server_gives_pages_and_pictures_and_has_none_stored(
+def test_server_gives_pages_and_images_and_has_none_stored(
     address: str, kind: str, written: StoredRun, port: int
 ) -> None:
     status, headers, content = ask(port, address)

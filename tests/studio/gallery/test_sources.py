@@ -1,4 +1,4 @@
-"""Source pictures of edits, in everything that is made of a run."""
+"""Source images of edits, in everything that is made of a run."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from glm_grpo.studio.gallery.thumbnails import make_thumbnails, thumbnail_name
 
 
 def store(folder: RunFolder, image: str, width: int, height: int, *, seed: int = 0) -> Path:
-    """A picture of noise, which no lossy format keeps."""
+    """An image of noise, which no lossy format keeps."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     path = folder.images_dir / image
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def test_make_thumbnails_limits_the_longer_side(
 
 
 @pytest.mark.parametrize(("width", "is_lossless"), [(256, True), (257, False)])
-def test_make_thumbnails_keeps_small_pictures_without_loss(
+def test_make_thumbnails_keeps_small_images_without_loss(
     width: int, is_lossless: bool, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path)
@@ -59,7 +59,7 @@ def test_make_thumbnails_keeps_small_pictures_without_loss(
     assert np.array_equal(shown, np.asarray(Image.open(source))) == is_lossless
 
 
-def test_make_thumbnails_makes_again_only_what_is_older_than_its_picture(tmp_path: Path) -> None:
+def test_make_thumbnails_makes_again_only_what_is_older_than_its_image(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     names = ["step-000001/a-0.png", "step-000001/b-0.png"]
     sources = [store(folder, name, 32, 32) for name in names]
@@ -77,7 +77,7 @@ def test_make_thumbnails_makes_again_only_what_is_older_than_its_picture(tmp_pat
     assert np.array_equal(shown, np.asarray(Image.open(sources[0])))
 
 
-def test_make_thumbnails_leaves_out_missing_and_damaged_pictures(tmp_path: Path) -> None:
+def test_make_thumbnails_leaves_out_missing_and_damaged_images(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     whole = store(folder, "step-000001/whole.png", 64, 64).read_bytes()
     names = ["step-000001/missing.png", "step-000001/whole.png"]
@@ -89,7 +89,7 @@ def test_make_thumbnails_leaves_out_missing_and_damaged_pictures(tmp_path: Path)
     assert made == ["whole.webp"]
 
 
-def test_make_thumbnails_keeps_that_of_a_picture_that_is_gone(tmp_path: Path) -> None:
+def test_make_thumbnails_keeps_that_of_an_image_that_is_gone(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     store(folder, "step-000001/x-0.png", 32, 32).with_name("x-0.png")
     make_thumbnails(folder, ["step-000001/x-0.png"])

@@ -83,7 +83,7 @@ def test_update_gallery_step_by_step_ends_like_a_whole_rebuild(run: Any) -> None
     for step in (1, 2, 3, 4, 10, 11):
         run.record_step(step)
         update_gallery(run.folder, step)
-        # What a reload shows now: the step, its pictures, and all before.
+        # What a reload shows now: the step, its images, and all before.
         listed = [n for chunk in run.data("run")["chunks"] for n in chunk["steps"]]
         assert listed == [each for each in (1, 2, 3, 4, 10, 11) if each <= step]
         entry = run.data("steps-000001" if step <= 10 else "steps-000011")["steps"][-1]

@@ -167,9 +167,9 @@ def test_page_shows_target_reconstruction_best_and_worst_sample(path: Path, page
     assert page.after("third", 4) == ["target", "target's own tokens", *ends]
     # As they were decoded, to the bit; of a prompt without a target the samples alone.
     for name, grey in {"1-1": 10, "1-2": 0, "3-1": 255, "3-2": 250, "3-3": 10, "3-4": 0}.items():
-        picture = np.asarray(Image.open(path.parent / f"prompt-{name}.png"))
-        assert picture.shape == (32, 64, 3)
-        assert (picture == grey).all()
+        image = np.asarray(Image.open(path.parent / f"prompt-{name}.png"))
+        assert image.shape == (32, 64, 3)
+        assert (image == grey).all()
     assert "eighth" in page.texts
     assert "ninth" not in page.texts
 

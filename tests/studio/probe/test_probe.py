@@ -143,7 +143,7 @@ def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
     spread = samples.redrawn[..., 0].amax(dim=1) - samples.redrawn[..., 0].amin(dim=1)
     distance = (samples.redrawn[..., 0] - samples.rewards.raw[:, :1, 0]).abs()
 
-    # Another noise gives another picture, and the same tokens give nearly the same score.
+    # Another noise gives another image, and the same tokens give nearly the same score.
     assert (spread > 0).all()
     assert distance.max() < 0.1
 

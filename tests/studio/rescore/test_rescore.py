@@ -50,7 +50,7 @@ def make_experience(
     table = make_table(config, raw, is_applicable)
     totals = combine(table, mode=config.reward.combine)
     prompts = tuple(Prompt(f"p{index}", PROMPT) for index in range(count))
-    # Picture s of every prompt is grey of brightness 40 s.
+    # Image s of every prompt is grey of brightness 40 s.
     greys = (40 * torch.arange(size)).to(torch.uint8).reshape(1, size, 1, 1, 1)
     seeds = tuple(range(count))
     return Experience(
@@ -77,8 +77,8 @@ def store_run(path: Path, config: Config, *steps: Experience) -> RunFolder:
     folder = RunFolder(path)
     write_atomically(folder.config_path, to_yaml(config).encode())
     for step, experience in enumerate(steps, start=1):
-        pictures = encode(experience.images)
-        write_rollout(folder, experience, pictures, step, combine=config.reward.combine)
+        png_files = encode(experience.images)
+        write_rollout(folder, experience, png_files, step, combine=config.reward.combine)
     return folder
 
 

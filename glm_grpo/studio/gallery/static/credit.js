@@ -1,5 +1,5 @@
-/* Credit by place, laid over pictures: which places earned more than those of the group's other
-   pictures, and what terms found in boxes, such as letters. */
+/* Credit by place, laid over images: which places earned more than those of the group's other
+   images, and what terms found in boxes, such as letters. */
 (function () {
   "use strict";
 
@@ -12,11 +12,11 @@
      dark, the other yellowish and bright. The same as in credit.css. */
   const MORE = [0, 128, 138];
   const LESS = [232, 89, 12];
-  /* Of the scale of a group; the picture is still seen through it. */
+  /* Of the scale of a group; the image is still seen through it. */
   const STRONGEST = 0.85;
   /* So many places at most have their numbers written in them. */
   const MOST_NUMBERS = 100;
-  /* Of the picture's height: what a text needs above its box. */
+  /* Of the image's height: what a text needs above its box. */
   const EDGE = 0.1;
 
   /**
@@ -33,7 +33,7 @@
   }
 
   /**
-   * Hook: what places of the pictures of a step earned, once it is loaded: {data, error}, both empty
+   * Hook: what places of the images of a step earned, once it is loaded: {data, error}, both empty
    * where `isOn` is false or there is none.
    *
    * @param key Of its data file, `credit` of any group; undefined for a run by image.
@@ -43,7 +43,7 @@
     return useLoaded(() => (wanted ? gallery.load(wanted) : Promise.resolve(null)), [wanted]);
   }
 
-  /** The button that lays credit over pictures. */
+  /** The button that lays credit over images. */
   function CreditButton({ isOn, toggle, attributes }) {
     return html`<button type="button" aria-pressed=${isOn} onClick=${toggle}
       title="Where in the image the total was earned" ...${attributes}>Credit</button>`;
@@ -80,7 +80,7 @@
   }
 
   /**
-   * The credit of one sample, over its picture.
+   * The credit of one sample, over its image.
    *
    * @param credit Of its group, as the data file gives it.
    * @param isLarge Write the numbers into the places, where they are few and wide.
@@ -128,7 +128,7 @@
     context.putImageData(image, 0, 0);
   }
 
-  /* The most and the least of one picture, for those who do not see it. */
+  /* The most and the least of one image, for those who do not see it. */
   function describe(places, credit) {
     const all = places.flat();
     const where = (units) => {
@@ -139,17 +139,17 @@
     return `Credit by place: most ${where(Math.max(...all))}; least ${where(Math.min(...all))}`;
   }
 
-  /* A text stands above its box, or at the picture's edge in it. */
+  /* A text stands above its box, or at the image's edge in it. */
   function Pieces({ pieces, sample }) {
-    const { picture } = gallery.run;
-    if (!picture) return null;
-    const across = (x) => `${(100 * x) / picture.width}%`;
-    const down = (y) => `${(100 * y) / picture.height}%`;
+    const { image_size: size } = gallery.run;
+    if (!size) return null;
+    const across = (x) => `${(100 * x) / size.width}%`;
+    const down = (y) => `${(100 * y) / size.height}%`;
     return Object.values(pieces)
       .flatMap((images) => images[sample])
       .map(([text, isGain, left, top, right, bottom], index) => {
         const place = { left: across(left), top: down(top), width: across(right - left), height: down(bottom - top) };
-        const kinds = [...(isGain ? [] : ["is-dashed"]), ...(top < EDGE * picture.height ? ["is-at-edge"] : [])];
+        const kinds = [...(isGain ? [] : ["is-dashed"]), ...(top < EDGE * size.height ? ["is-at-edge"] : [])];
         return html`<span key=${index} class=${["credit-piece", ...kinds].join(" ")} style=${place}
           aria-hidden="true"><span>${text}</span></span>`;
       });

@@ -6,7 +6,7 @@
 
   /* As STD_FLOOR of rewards/canaries.py: the smallest standard deviation of a band. */
   const BAND_STD_FLOOR = 1e-3;
-  /* Least and greatest value of the measures of pictures there; terms that watch may have any. Those
+  /* Least and greatest value of the measures of images there; terms that watch may have any. Those
      without an upper end have one that rounding can pass. */
   const SHARE = [0, 1];
   const RANGES = {

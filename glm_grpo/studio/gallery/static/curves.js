@@ -59,7 +59,7 @@
     return { steps, questions, unused, heldOut: await findHeldOut() };
   }
 
-  /* The first held-out prompt, at which the pictures of an evaluation are shown; undefined where
+  /* The first held-out prompt, at which the images of an evaluation are shown; undefined where
      none can be read. */
   async function findHeldOut() {
     const [first] = gallery.run.evaluations;
@@ -119,7 +119,7 @@
     const range = useMemo(() => readRange(params, steps), [params.from, params.to, steps]);
     const open = (step, isEvaluation) => {
       set({ step });
-      gallery.go(...picturesAt(step, isEvaluation, heldOut));
+      gallery.go(...imagesAt(step, isEvaluation, heldOut));
     };
     const wanted = (params.metric || "").trim().toLowerCase();
     const isWanted = (chart) => [chart.title, ...seriesOf(chart).map(({ name }) => name)].join(" ").toLowerCase().includes(wanted);
@@ -151,7 +151,7 @@
     return (from ?? first) < (to ?? last) ? { from, to } : { from: null, to: null };
   }
 
-  function picturesAt(step, isEvaluation, heldOut) {
+  function imagesAt(step, isEvaluation, heldOut) {
     if (!isEvaluation) return ["groups", { step }];
     return ["progress", heldOut === undefined ? {} : { prompt: heldOut, step, sample: 0 }];
   }
@@ -183,7 +183,7 @@
       onInput=${(event) => setDraft(event.currentTarget.value)} onChange=${enter} />`;
   }
 
-  /* The step the cursor is on, and the way to its pictures. */
+  /* The step the cursor is on, and the way to its images. */
   function StepBar({ steps, heldOut, params, set }) {
     const step = useCursor();
     const written = useRef(null);
@@ -205,8 +205,8 @@
     const isEvaluated = gallery.run.evaluations.some((evaluation) => evaluation.step === shown);
     return html`<p class="step-bar">
       <strong>${step === null ? "Last step" : "Step"} ${shown}</strong>
-      ${isTrained && html`<a href=${link(...picturesAt(shown, false))}>Groups</a>`}
-      ${isEvaluated && html`<a href=${link(...picturesAt(shown, true, heldOut))}>Held-out images</a>`}
+      ${isTrained && html`<a href=${link(...imagesAt(shown, false))}>Groups</a>`}
+      ${isEvaluated && html`<a href=${link(...imagesAt(shown, true, heldOut))}>Held-out images</a>`}
     </p>`;
   }
 

@@ -7,12 +7,12 @@
   const { addressOf, filterImages, listColumns, loadImages, nameOf, sortImages } = gallery.imageTable;
   const { AskedRead } = gallery.readings;
   const { Filters, SOURCES, countFilters, withoutFilters } = gallery.findFilters;
-  const { FoundLarge, Loading, Picture, Problem, SizeControls, Terms, Title, clip, fmt, memo } = gallery.parts;
+  const { FoundLarge, ImageButton, Loading, Problem, SizeControls, Terms, Title, clip, fmt, memo } = gallery.parts;
   const { useKeys, useLoaded, useScrolled, useSizes } = gallery.parts;
   const { useEffect, useLayoutEffect, useMemo, useRef } = preactHooks;
 
   const USUAL_SIZE = 144;
-  /* CSS pixels around a picture, and of one line below it; rows out of sight are not made. */
+  /* CSS pixels around an image, and of one line below it; rows out of sight are not made. */
   const [PADDING, LINE] = [6, 18];
   const SPARE_ROWS = 3;
   /* Narrower windows begin without the filters. */
@@ -116,14 +116,14 @@
     </div>`;
   }
 
-  /* Lines below a picture: value and step, prompt, asked, read; with all figures a line for each term. */
+  /* Lines below an image: value and step, prompt, asked, read; with all figures a line for each term. */
   function countLines(density) {
-    if (density === "pictures") return 0;
+    if (density === "images") return 0;
     return density === "captions" ? 4 : 4 + gallery.run.reward.terms.length;
   }
 
   /**
-   * The pictures near the screen out of all of them.
+   * The images near the screen out of all of them.
    *
    * @param place Index of the chosen one, -1 for none.
    * @param column That they are sorted by, if any.
@@ -132,7 +132,7 @@
    */
   function Grid({ images, place, column, sizes, set, move, open }) {
     const region = useRef(null);
-    const { width, height } = gallery.run.picture ?? { width: 1, height: 1 };
+    const { width, height } = gallery.run.image_size ?? { width: 1, height: 1 };
     const cellHeight = Math.ceil((sizes.size * height) / width) + 2 * PADDING + LINE * countLines(sizes.density);
     const view = useScrolled(region, cellHeight);
     const columns = Math.max(1, Math.floor(view.width / (sizes.size + 2 * PADDING)));
@@ -192,9 +192,9 @@
     }
     return html`<li aria-setsize=${count} aria-posinset=${index + 1} aria-current=${isChosen ? "true" : undefined}
         title=${clip(group.prompt)} onClick=${() => set({ at: image.image })}>
-      <${Picture} image=${image.image} alt=${nameOf(image)} size=${size} onOpen=${enlarge}
+      <${ImageButton} image=${image.image} alt=${nameOf(image)} size=${size} onOpen=${enlarge}
         attributes=${{ "aria-haspopup": "dialog", tabIndex: -1 }} />
-      ${density !== "pictures" && html`
+      ${density !== "images" && html`
         <span><strong>${isNamed ? `${column.title} ${value == null ? "none" : column.show(value)}` : fmt(group.total[sample])}</strong>${
           isBest && " best"} <span class="soft">step ${step}</span></span>
         <span class="soft" dir="auto">${clip(group.prompt)}</span>

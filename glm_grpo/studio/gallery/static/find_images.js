@@ -85,7 +85,7 @@
   function judgeCanary(name, metrics, groups) {
     const { bands, canary_margin: margin, reward } = gallery.run;
     const value = metrics[`canary/${name}`];
-    /* A term is judged over the prompts of which it scored an image, a measure of pictures over all. */
+    /* A term is judged over the prompts of which it scored an image, a measure of images over all. */
     const judged = reward.watch.includes(name)
       ? groups.filter((group) => group.raw[name]?.some(isKnown))
       : groups;
@@ -95,7 +95,7 @@
     return { value, low: low[0], high: isOpenAbove ? null : high[0], isInside };
   }
 
-  /** What the table shows: {id, title, value(image), isText, show(value)}, pictures aside. */
+  /** What the table shows: {id, title, value(image), isText, show(value)}, images aside. */
   function listColumns(terms) {
     /* An image without a score has none in any range. */
     const number = (id, title, value, show = fmt) => ({ id, title, value: (image) => value(image) ?? undefined, show });

@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { Notes, Picture, Problem, PromptText, Scores, clip, fmt, signed, useNear } = parts;
+  const { ImageButton, Notes, Problem, PromptText, Scores, clip, fmt, signed, useNear } = parts;
   const { AskedRead } = gallery.readings;
   const { CreditOver, Scale } = gallery.credit;
   const { listReferences } = gallery.progressTable;
@@ -38,7 +38,7 @@
    * @param reach The largest |advantage| of the step.
    * @param isDiff Show differences to the target.
    * @param credit Of the group, to lay over its samples; undefined for none.
-   * @param density "pictures", "captions" or "figures": what stands below them.
+   * @param density "images", "captions" or "figures": what stands below them.
    * @param chosen Sample that the address names, "" for none; null where it names another prompt.
    */
   function Group({ arranged, step, reach, isDiff, credit, density, chosen }) {
@@ -64,10 +64,10 @@
       ${problem && html`<${Problem} where="Parts" message=${problem} />`}
       ${
         (isNear || isChosen) &&
-        html`<div class="group-pictures" style=${{ "--count": order.length + references.length }}>
+        html`<div class="group-images" style=${{ "--count": order.length + references.length }}>
         ${references.map(({ name, title, image }) => html`<div class="sample" key=${name}>
           <h4>${title}</h4>
-          <${Picture} image=${image} alt=${`${title} of ${clip(group.prompt_id)}`} attributes=${OPENS}
+          <${ImageButton} image=${image} alt=${`${title} of ${clip(group.prompt_id)}`} attributes=${OPENS}
             onOpen=${() => openLarge(step, group, order[0], name)} />
         </div>`)}
         <ol role="list" aria-label="Samples in order of reward">
@@ -97,18 +97,18 @@
     return `${clip(group.prompt_id)}, sample ${sample}, ${rank}`;
   }
 
-  /* Below every picture stands the same, part by part in a row of the grid: figures are level. */
+  /* Below every image stands the same, part by part in a row of the grid: figures are level. */
   function Sample({ arranged, sample, step, reach, isDiff, credit, density, isChosen }) {
     const { group, ranks } = arranged;
     const caption = `total ${fmt(group.total[sample])}, advantage ${signed(group.advantage[sample], 2)}`;
     return html`<li class="sample" aria-current=${isChosen ? "true" : undefined}>
-      <h4>${group.total[sample] === null ? "Left out" : `Rank ${ranks[sample]}`} ${density !== "pictures" && html`<span class="soft">sample ${sample}</span>`}</h4>
-      <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
+      <h4>${group.total[sample] === null ? "Left out" : `Rank ${ranks[sample]}`} ${density !== "images" && html`<span class="soft">sample ${sample}</span>`}</h4>
+      <${ImageButton} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         over=${credit && html`<${CreditOver} credit=${credit} sample=${sample} />`}
         alt=${sampleTitle(arranged, sample)} onOpen=${() => openLarge(step, group, sample)}
-        attributes=${{ ...OPENS, ...(density === "pictures" && { title: caption }) }} />
+        attributes=${{ ...OPENS, ...(density === "images" && { title: caption }) }} />
       ${
-        density !== "pictures" &&
+        density !== "images" &&
         html`<div><${AskedRead} group=${group} sample=${sample} isShort=${density === "captions"} /></div>`
       }
       ${density === "captions" && html`<p class="caption">${caption}</p>`}

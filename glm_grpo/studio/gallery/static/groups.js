@@ -9,7 +9,7 @@
   const { CreditButton, Legend, useCredit, useCreditOf } = gallery.credit;
   const { useMemo, useRef } = preactHooks;
 
-  /* Widths of pictures in CSS pixels: eight samples of a group stand in one row of a window of 1,440
+  /* Widths of images in CSS pixels: eight samples of a group stand in one row of a window of 1,440
      pixels, with the target beside them. */
   const USUAL_SIZE = 132;
   /* More samples than this in a group are shown smaller, and without figures. */
@@ -45,7 +45,7 @@
   function StepOfRun({ steps, step, params }) {
     const isMany = gallery.run.group_size > MANY_SAMPLES;
     const usual = isMany
-      ? { size: MANY_SIZE, density: "pictures" }
+      ? { size: MANY_SIZE, density: "images" }
       : { size: USUAL_SIZE, density: "figures" };
     const sizes = useSizes("groups", usual);
     return html`<${Title} name="Groups" about=${ABOUT}>

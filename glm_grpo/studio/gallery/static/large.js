@@ -1,4 +1,4 @@
-/* A picture in the whole window, held against its target, its source or an earlier step. */
+/* An image in the whole window, held against its target, its source or an earlier step. */
 (function () {
   "use strict";
 
@@ -37,8 +37,8 @@
    *     prompt at earlier steps, the newest last.
    * @param moves Where keys and buttons lead: {left, right, up, down, before, after}, each undefined
    *     where nothing is there. `before` and `after` are steps.
-   * @param near Pictures to fetch in advance.
-   * @param first "target" or "source" to begin with that picture; the sample without.
+   * @param near Images to fetch in advance.
+   * @param first "target" or "source" to begin with that image; the sample without.
    * @param onClose Called when the view was left; what had the focus before has it again.
    */
   function LargeView({ item, moves, near, first, onClose }) {
@@ -187,7 +187,7 @@
     ].filter(Boolean);
   }
 
-  /* The picture to compare with: that asked for, of earlier steps the newest, or the first. */
+  /* The image to compare with: that asked for, of earlier steps the newest, or the first. */
   function chooseSecond(plates, wanted) {
     const [, ...others] = plates;
     const earlier = others.filter((plate) => plate.key.startsWith(EARLIER));
@@ -217,19 +217,19 @@
     }, []);
   }
 
-  /* Fetched in advance, so that the next picture is there at once. */
+  /* Fetched in advance, so that the next image is there at once. */
   function usePreloaded(images) {
     const kept = useRef([]);
     useEffect(() => {
       kept.current = images.map((image) => {
-        const picture = new Image();
-        picture.src = fullUrl(image);
-        return picture;
+        const fetched = new Image();
+        fetched.src = fullUrl(image);
+        return fetched;
       });
     }, [images.join("\n")]);
   }
 
-  /* A click on a tool leaves the focus with the pictures, where Space and arrows are theirs. */
+  /* A click on a tool leaves the focus with the images, where Space and arrows are theirs. */
   function keepFocus(event) {
     if (!event.target.closest("select")) event.preventDefault();
   }
@@ -298,7 +298,7 @@
    * Where the keys lead from a place of rows that stand below one another: {left, right, up, down}.
    * After the last of a row comes the first of the next; up and down keep the column where they can.
    *
-   * @param counts How many pictures each row has.
+   * @param counts How many images each row has.
    * @param at [row, column].
    * @param show Called with the [row, column] to show.
    */

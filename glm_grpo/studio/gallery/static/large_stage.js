@@ -1,4 +1,4 @@
-/* The place of the large view where pictures are: all of them under one zoom, side by side or one
+/* The place of the large view where images are: all of them under one zoom, side by side or one
    over the other. */
 (function () {
   "use strict";
@@ -24,7 +24,7 @@
 
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-  /** Columns and size of the panes of `count` pictures that show them largest. */
+  /** Columns and size of the panes of `count` images that show them largest. */
   function tile(count, stage, size) {
     let best = null;
     for (let columns = 1; columns <= count; columns += 1) {
@@ -39,13 +39,13 @@
 
   /**
    * Hook: the zoom that all panes share: {scale, isFit, place, across, pan, zoomAt,
-   * scaleTo, fit}. `place` is the style of a picture in its pane.
+   * scaleTo, fit}. `place` is the style of an image in its pane.
    *
-   * @param pane {width, height, fit}: its size, and the scale that fits a picture into it.
-   * @param size {width, height} of a picture.
+   * @param pane {width, height, fit}: its size, and the scale that fits an image into it.
+   * @param size {width, height} of an image.
    */
   function useZoom(pane, size) {
-    /* scale null: fits. x, y: the point of the picture, 0 to 1, in the middle of its pane. */
+    /* scale null: fits. x, y: the point of the image, 0 to 1, in the middle of its pane. */
     const [zoom, setZoom] = useState({ scale: null, x: 0.5, y: 0.5 });
     const scale = zoom.scale ?? pane.fit;
     const within = (at, length, room) => {
@@ -75,7 +75,7 @@
       scale,
       isFit: zoom.scale === null,
       place: { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` },
-      /** Where in the picture, 0 to 1, a place of the pane is. */
+      /** Where in the image, 0 to 1, a place of the pane is. */
       across: (x) => (x - left) / width,
       /** Moves what is seen by CSS pixels. */
       pan: (x, y) =>
@@ -85,7 +85,7 @@
         })),
       /** Scales by a factor around a point, in CSS pixels from the middle of the pane. */
       zoomAt: (factor, point = [0, 0]) => zoomTo((before) => before * factor, point),
-      /** To CSS pixels for one of the picture. */
+      /** To CSS pixels for one of the image. */
       scaleTo: (wanted, point = [0, 0]) => zoomTo(() => wanted, point),
       fit: () => setZoom({ scale: null, x: 0.5, y: 0.5 }),
     };
@@ -178,7 +178,7 @@
    * @param focus A ref that is given the element.
    * @param label What it is called.
    * @param layout "one", "side", "wipe" or "difference".
-   * @param shown Pictures in their order: [{key, title, image, alt, over}], `over` laid over it; of layouts but "side" the
+   * @param shown Images in their order: [{key, title, image, alt, over}], `over` laid over it; of layouts but "side" the
    *     first two count: what is seen, and what it is held against.
    * @param isFlipped Of "one": show the second.
    * @param wipe Of "wipe": how much of the width, 0 to 1, is the first's.
@@ -188,7 +188,7 @@
    * @param onZoom Called when the zoom has another scale.
    */
   function Stage({ focus, label, layout, shown, isFlipped, wipe, onWipe, moves, zoomRef, onZoom }) {
-    const size = gallery.run.picture ?? { width: 256, height: 256 };
+    const size = gallery.run.image_size ?? { width: 256, height: 256 };
     const [ref, stage] = useSize();
     const pane = tile(layout === "side" ? shown.length : 1, stage, size);
     const zoom = useZoom(pane, size);

@@ -9,9 +9,9 @@
 
   const MINUS = "\u2212";
   const PROMPT_LIMIT = 160;
-  /* Characters of an identifier in headings and names of pictures. */
+  /* Characters of an identifier in headings and names of images. */
   const CLIP_LIMIT = 80;
-  /* Pictures narrower than this (pixels) keep their pixels sharp when they are enlarged. */
+  /* Images narrower than this (pixels) keep their pixels sharp when they are enlarged. */
   const SMALL_WIDTH = 256;
   const TERM_COLOURS = 8;
   const LAZY = { loading: "lazy", decoding: "async" };
@@ -66,30 +66,30 @@
   }
 
   const encodePath = (path) => path.split("/").map(encodeURIComponent).join("/");
-  /** Addresses of a picture that is given relative to images/. */
+  /** Addresses of an image that is given relative to images/. */
   const fullUrl = (image) => `../images/${encodePath(image)}`;
   const thumbUrl = (image) => `thumbs/${encodePath(image.replace(/\.[^./]*$/, ""))}.webp`;
 
   /**
-   * A button that is a picture: its thumbnail, or the stored picture where that is missing;
-   * "picture missing" where both are.
+   * A button that is an image: its thumbnail, or the stored image where that is missing;
+   * "image missing" where both are.
    *
    * @param image Path relative to images/, or null.
    * @param target Path of the target relative to images/; needed with isDiff.
-   * @param alt What the picture is, for those who do not see it.
-   * @param size Width in CSS pixels; without it the picture fills its place.
+   * @param alt What the image is, for those who do not see it.
+   * @param size Width in CSS pixels; without it the image fills its place.
    * @param isDiff Show the brightened difference to the target instead.
-   * @param over What is laid over the picture.
+   * @param over What is laid over the image.
    * @param onOpen Called by a click.
    * @param attributes Of the button, for instance tabIndex.
    */
-  function Picture({ image, target, alt, size, isDiff, over, onOpen, attributes }) {
-    const { width, height } = gallery.run.picture ?? { width: SMALL_WIDTH, height: SMALL_WIDTH };
+  function ImageButton({ image, target, alt, size, isDiff, over, onOpen, attributes }) {
+    const { width, height } = gallery.run.image_size ?? { width: SMALL_WIDTH, height: SMALL_WIDTH };
     const style = {
-      "--picture-width": size ? `${size}px` : "100%",
+      "--image-width": size ? `${size}px` : "100%",
       aspectRatio: `${width} / ${height}`,
     };
-    const kind = width < SMALL_WIDTH ? "picture is-pixelated" : "picture";
+    const kind = width < SMALL_WIDTH ? "image is-pixelated" : "image";
     const absence = !image
       ? "image missing"
       : isDiff && !target
@@ -111,7 +111,7 @@
     return html`<button type="button" onClick=${onOpen} ...${shared}>${layers}${over}</button>`;
   }
 
-  /** A picture in its place: with `isFull` the stored one, else its thumbnail; each stands in for the
+  /** An image in its place: with `isFull` the stored one, else its thumbnail; each stands in for the
       other, and a text for both. */
   function Layer({ path, alt, isFull, attributes }) {
     const [failures, setFailures] = useState(0);
@@ -143,7 +143,7 @@
   }
 
   /**
-   * One picture's scores: a bar of the parts that add up to the total, and a row for each term.
+   * One image's scores: a bar of the parts that add up to the total, and a row for each term.
    *
    * @param parts {name: number | null}: what each term adds; null where it does not apply.
    * @param raw {name: number | null}: the score as the term gave it; NaN where it refused the image.
@@ -205,7 +205,7 @@
     </div>`;
   }
 
-  /** What a term found in a picture: text, or an OCR reading with its wrong letters marked. */
+  /** What a term found in an image: text, or an OCR reading with its wrong letters marked. */
   function Note({ note }) {
     if (note === null || note === undefined) return null;
     const text = typeof note === "string" ? note : note.read;
@@ -230,7 +230,7 @@
     </span>`;
   }
 
-  /** What the terms found in one sample of a group; readings stand below the picture itself. */
+  /** What the terms found in one sample of a group; readings stand below the image itself. */
   function Notes({ notes, sample }) {
     const found = Object.entries(notes).filter(([, group]) => typeof group[sample] === "string");
     return (
@@ -315,11 +315,11 @@
   }
 
   Object.assign(gallery.parts, {
+    ImageButton,
     Layer,
     Loading,
     Notes,
     Note,
-    Picture,
     Problem,
     PromptText,
     Scores,

@@ -146,7 +146,7 @@
     return wanted === "all" ? all : [all.includes(Number(wanted)) ? Number(wanted) : 0];
   }
 
-  /* Beside the table stands a picture before any is chosen: the newest of the first row. */
+  /* Beside the table stands an image before any is chosen: the newest of the first row. */
   function firstPlace(row) {
     return row ? { row, step: newestOf(row), sample: 0 } : null;
   }
@@ -195,7 +195,7 @@
       );
   }
 
-  /* Where the address names a picture that no evaluation has. */
+  /* Where the address names an image that no evaluation has. */
   function UnknownPlace({ rows, params }) {
     if (params.prompt === undefined && params.step === undefined) return null;
     const row = rows.find(({ id }) => id === params.prompt);

@@ -1,10 +1,10 @@
-/* Every score of one picture of the Progress view: beside the table, and below it when large. */
+/* Every score of one image of the Progress view: beside the table, and below it when large. */
 (function () {
   "use strict";
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { LargeView, Notes, Picture, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
+  const { ImageButton, LargeView, Notes, PromptText, changeClass, clip, fmt, movesIn, signed } = parts;
   const { AskedRead } = gallery.readings;
   const { changeOf, listReferences, referenceOf } = gallery.progressTable;
 
@@ -17,7 +17,7 @@
 
   const imageOf = ({ row, step, sample }) => row.bySteps[step].images[sample];
 
-  /* Every term of one picture, with its change since the first evaluation. */
+  /* Every term of one image, with its change since the first evaluation. */
   function Figures({ place }) {
     const { sample } = place;
     const group = place.row.bySteps[place.step];
@@ -56,8 +56,8 @@
     </tr>`;
   }
 
-  /* A picture above what it is compared with: its source, its target, and the first evaluation. */
-  function Pictures({ place, onLarge }) {
+  /* An image above what it is compared with: its source, its target, and the first evaluation. */
+  function Images({ place, onLarge }) {
     const { row, sample } = place;
     const { base, before } = referenceOf(place);
     const plates = [
@@ -66,9 +66,9 @@
       ...(before?.images[sample] ? [{ title: `Step ${base}`, image: before.images[sample], step: base }] : []),
     ];
     const open = ({ first, step = place.step }) => onLarge({ ...place, step }, first);
-    return html`<div class="details-pictures">
+    return html`<div class="details-images">
       ${plates.map((plate) => html`<figure key=${plate.title}>
-        <${Picture} image=${plate.image} alt=${plate.title ?? describe(place)} onOpen=${() => open(plate)}
+        <${ImageButton} image=${plate.image} alt=${plate.title ?? describe(place)} onOpen=${() => open(plate)}
           attributes=${{ "aria-haspopup": "dialog" }} />
         ${plate.title && html`<figcaption class="soft" aria-hidden="true">${plate.title}</figcaption>`}
       </figure>`)}
@@ -84,7 +84,7 @@
   function Details({ place, isChosen, onLarge, onClose }) {
     return html`<aside class=${isChosen ? "details panel" : "details is-empty panel"} aria-label=${LABEL}>
       <h3 dir="auto">${describe(place)}</h3>
-      <${Pictures} place=${place} onLarge=${onLarge} />
+      <${Images} place=${place} onLarge=${onLarge} />
       <${Figures} place=${place} />
       ${isChosen && html`<button type="button" onClick=${onClose}>Close</button>`}
     </aside>`;

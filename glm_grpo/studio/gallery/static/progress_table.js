@@ -4,7 +4,7 @@
 
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
-  const { Picture, PromptText, Terms, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
+  const { ImageButton, PromptText, Terms, changeClass, clip, fmt, mean, memo, signed, useNear } = parts;
   const { AskedRead, sayReading } = gallery.readings;
   const { useEffect, useRef, useState } = preactHooks;
 
@@ -21,7 +21,7 @@
     return Math.max(...Object.keys(row.bySteps).map(Number));
   }
 
-  /** {base, before}: the step that a picture's numbers are held against and its group there; null for
+  /** {base, before}: the step that an image's numbers are held against and its group there; null for
      the first evaluation itself. */
   function referenceOf({ row, step }) {
     const base = baseOf(row);
@@ -46,7 +46,7 @@
    */
   function Table({ rows, loaded, samples, isDiff, pinned, onHover, onOpen, sizes }) {
     const steps = gallery.run.evaluations.map(({ step }) => step);
-    /* Pictures that a prompt comes with, side by side: sources and target. */
+    /* Images that a prompt comes with, side by side: sources and target. */
     const references = Math.max(...rows.map(({ group }) => listReferences(group).length));
     const region = useRef(null);
     const size = { lines: rows.length * samples.length, first: references ? 0 : 1, columns: steps.length + 1 };
@@ -61,18 +61,18 @@
         step: steps[column - 1],
         sample: samples[line % samples.length],
       };
-      /* Not below a finger: what then opens would lie over the picture, and take the tap. */
+      /* Not below a finger: what then opens would lie over the image, and take the tap. */
       const isPointedAt =
         event.type === "focusin"
           ? event.target.matches(":focus-visible")
           : event.pointerType !== "touch";
-      if (isPointedAt && hasPicture(place)) onHover(place);
+      if (isPointedAt && hasImage(place)) onHover(place);
     };
     const isOfRow = (index) => Math.floor(active.line / samples.length) === index;
     const style = {
       "--columns": steps.length + references,
       "--lines": samples.length,
-      "--ratio": pictureRatio(),
+      "--ratio": imageRatio(),
       "--references": references,
       ...sizes.style,
     };
@@ -92,12 +92,12 @@
     </div>`;
   }
 
-  function hasPicture({ row, step, sample }) {
+  function hasImage({ row, step, sample }) {
     return row.bySteps[step]?.images[sample] !== undefined;
   }
 
-  function pictureRatio() {
-    const { width, height } = gallery.run.picture ?? { width: 1, height: 1 };
+  function imageRatio() {
+    const { width, height } = gallery.run.image_size ?? { width: 1, height: 1 };
     return height / width;
   }
 
@@ -234,9 +234,9 @@
       if (!reference) return html`<span class="soft" ...${own}>no target</span>`;
       const { name, title, image } = reference;
       return html`<figure key=${name}>
-        <${Picture} image=${image} alt=${`${title} of ${clip(row.id)}`} attributes=${{ ...own, "aria-haspopup": "dialog" }}
+        <${ImageButton} image=${image} alt=${`${title} of ${clip(row.id)}`} attributes=${{ ...own, "aria-haspopup": "dialog" }}
           onOpen=${() => onOpen({ row, step: newestOf(row), sample }, name)} />
-        ${density !== "pictures" && html`<figcaption class="soft" aria-hidden="true">${title}</figcaption>`}
+        ${density !== "images" && html`<figcaption class="soft" aria-hidden="true">${title}</figcaption>`}
       </figure>`;
     });
   }
@@ -247,7 +247,7 @@
       if (isPinned) cell.current.scrollIntoView({ block: "nearest", inline: "nearest" });
     }, [isPinned]);
     const place = { row, step, sample };
-    if (!hasPicture(place)) {
+    if (!hasImage(place)) {
       return html`<span class="cell soft" ref=${cell} ...${attributes}>none</span>`;
     }
     const group = row.bySteps[step];
@@ -258,18 +258,18 @@
     const said = change === null ? name : `${name}, change ${signed(change)}`;
     const reading = sayReading(group, sample);
     return html`<div class=${isPinned ? "cell is-pinned" : "cell"} ref=${cell}>
-      <${Picture} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
+      <${ImageButton} image=${group.images[sample]} target=${group.target} isDiff=${isDiff}
         alt=${reading ? `${said}, ${reading}` : said}
         onOpen=${() => onOpen(place)}
         attributes=${{ ...attributes, "aria-haspopup": "dialog" }} />
       ${
-        density !== "pictures" &&
+        density !== "images" &&
         html`<span class="cell-figures" aria-hidden="true">
           <span>${total}</span> ${change !== null && html`<${Change} value=${change} />`}
         </span>`
       }
       ${
-        density !== "pictures" &&
+        density !== "images" &&
         html`<${AskedRead} group=${group} sample=${sample} isShort
           attributes=${{ "aria-hidden": "true" }} />`
       }

@@ -1,4 +1,4 @@
-/* What was asked of a picture and what OCR read there: below it, in words, and letter by letter. */
+/* What was asked of an image and what OCR read there: below it, in words, and letter by letter. */
 (function () {
   "use strict";
 

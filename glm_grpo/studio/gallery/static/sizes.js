@@ -1,11 +1,11 @@
-/* How large pictures are in a view and how much is said below them: remembered for each view. */
+/* How large images are in a view and how much is said below them: remembered for each view. */
 (function () {
   "use strict";
 
   const gallery = window.glmGallery;
   const { html, useSetting } = gallery;
 
-  const DENSITIES = { pictures: "Images", captions: "Captions", figures: "All figures" };
+  const DENSITIES = { images: "Images", captions: "Captions", figures: "All figures" };
   /* CSS pixels; thumbnails have 384. */
   const [SMALLEST, LARGEST, STEP] = [48, 384, 8];
 

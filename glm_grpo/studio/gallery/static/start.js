@@ -1,10 +1,10 @@
-/* Start: what a run gained, its most changed, best and worst pictures, and its canaries. */
+/* Start: what a run gained, its most changed, best and worst images, and its canaries. */
 (function () {
   "use strict";
 
   const gallery = window.glmGallery;
   const { html, link, parts } = gallery;
-  const { Picture, Problem, Title, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
+  const { ImageButton, Problem, Title, changeClass, clip, fmt, mean, signed, useLoaded } = parts;
   const { AskedRead, Read } = gallery.readings;
   const { judgeCanary, listCanaries } = gallery.imageTable;
   const { changeOf } = gallery.progressTable;
@@ -13,7 +13,7 @@
   const { useScheme } = gallery.curvePlot;
   const { useMemo } = preactHooks;
 
-  /* Pictures in each row. */
+  /* Images in each row. */
   const SHOWN = 4;
   const TOTAL = "total";
   const TOO_FEW = "too few prompts for an interval";
@@ -38,7 +38,7 @@
         ${overview && html`<${Reward} overview=${overview} />`}
         <${Canaries} />
       </div>
-      <${Pictures} />`;
+      <${Images} />`;
   }
 
   /** {step, problem} or {step, groups} of the first and the last evaluation; one may be both. */
@@ -231,7 +231,7 @@
     });
   }
 
-  function Pictures() {
+  function Images() {
     const { data, error } = useEnds();
     if (!gallery.run.evaluations.length) return html`<${LastStep} />`;
     if (error) return html`<${Problem} where="Evaluations" message=${error.message} />`;
@@ -278,7 +278,7 @@
           view="progress" place=${{ prompt: group.prompt_id, step: after.step, sample }}
           figures=${html`total ${fmt(old.total[sample])} to ${fmt(group.total[sample])}${" "}
             <span class=${changeClass(change)}>${signed(change)}</span>`}
-          pictures=${[
+          samples=${[
             [`step ${before.step}`, old, before.step, sample],
             [`step ${after.step}`, group, after.step, sample],
           ]} />`)}
@@ -305,7 +305,7 @@
       return html`<${Row} key=${title} title=${title}>
         ${chosen.map(({ group, sample, total }) => html`<${Item} key=${group.prompt_id} group=${group}
           view=${view} place=${{ prompt: group.prompt_id, step, sample }} figures=${`total ${fmt(total)}`}
-          target=${group.target} pictures=${[["sample", group, step, sample]]} />`)}
+          target=${group.target} samples=${[["sample", group, step, sample]]} />`)}
       </${Row}>`;
     });
   }
@@ -314,17 +314,17 @@
     const id = `start-${title.split(" ", 2).join("-").toLowerCase()}`;
     return html`<section aria-labelledby=${id}>
       <h3 id=${id}>${title}</h3>
-      ${children.length === 0 ? html`<p class="soft">${empty}</p>` : html`<ul class="start-pictures">${children}</ul>`}
+      ${children.length === 0 ? html`<p class="soft">${empty}</p>` : html`<ul class="start-images">${children}</ul>`}
     </section>`;
   }
 
-  /* `view` and `place` of the page on which the picture stands; before it stands `target`, if any. */
-  function Item({ group, view, place, figures, target, pictures }) {
+  /* `view` and `place` of the page on which the image stands; before it stands `target`, if any. */
+  function Item({ group, view, place, figures, target, samples }) {
     const name = clip(group.prompt_id);
     const open = (step, first) => () => gallery.go(view, { ...place, step, first, large: 1 });
     const attributes = { "aria-haspopup": "dialog" };
-    /* Texts are named once for both pictures, in the prompt if it has them. */
-    const isPair = pictures.length > 1;
+    /* Texts are named once for both images, in the prompt if it has them. */
+    const isPair = samples.length > 1;
     const asked = isPair ? group.texts.filter((text) => !group.prompt.includes(text)) : [];
     return html`<li class="panel">
       <a href=${link(view, place)} class="start-prompt" dir="auto" title=${clip(group.prompt, 400)}>${clip(group.prompt, 160) || name}</a>
@@ -332,11 +332,11 @@
         asked.map((text) => html`, asked <span class="asked" dir="auto">${clip(text)}</span>`)}</p>
       <div class=${target || isPair ? "start-pair" : ""}>
         ${target && html`<figure>
-          <${Picture} image=${target} alt=${`Target of ${name}`} onOpen=${open(place.step, "target")} attributes=${attributes} />
+          <${ImageButton} image=${target} alt=${`Target of ${name}`} onOpen=${open(place.step, "target")} attributes=${attributes} />
           <figcaption class="soft">target</figcaption>
         </figure>`}
-        ${pictures.map(([caption, { images, texts, notes }, step, sample]) => html`<figure key=${step}>
-          <${Picture} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`} onOpen=${open(step)}
+        ${samples.map(([caption, { images, texts, notes }, step, sample]) => html`<figure key=${step}>
+          <${ImageButton} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`} onOpen=${open(step)}
             attributes=${attributes} />
           <figcaption><span class="soft">${caption}</span>${" "}
             ${isPair

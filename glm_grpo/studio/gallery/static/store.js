@@ -160,7 +160,7 @@
   }
 
   /* A script or style sheet that failed is noted, so that the page can say so. Data files are noted
-     by `load`, pictures say so in their place. */
+     by `load`, images say so in their place. */
   window.addEventListener(
     "error",
     ({ target, filename, message }) => {

@@ -5,12 +5,12 @@
   const gallery = window.glmGallery;
   const { html } = gallery;
   const { useEffect, useMemo, useRef, useState } = preactHooks;
-  const { FoundLarge, Picture, PromptText, clip, fmt, isKnown, signed } = gallery.parts;
+  const { FoundLarge, ImageButton, PromptText, clip, fmt, isKnown, signed } = gallery.parts;
 
   const { AskedRead, Read } = gallery.readings;
 
   const PAGE_SIZE = 10;
-  /* Between two lists while a slider moves: figures and slider follow every move, a hundred pictures
+  /* Between two lists while a slider moves: figures and slider follow every move, a hundred images
      would hold them up. */
   const LIST_INTERVAL_MS = 80;
   const SORTINGS = {
@@ -171,7 +171,7 @@
     const { group } = compared.after;
     const sample = ranks.indexOf(1);
     return html`<figure>
-      <${Picture} image=${group.images[sample]} alt=${`${caption}: sample ${sample} of prompt ${clip(group.prompt_id)}`}
+      <${ImageButton} image=${group.images[sample]} alt=${`${caption}: sample ${sample} of prompt ${clip(group.prompt_id)}`}
         onOpen=${() => onOpen(group.images[sample])} attributes=${{ "aria-haspopup": "dialog" }} />
       <figcaption><strong>${caption}</strong> <span class="soft">sample ${sample}</span>
         <${AskedRead} group=${group} sample=${sample} isShort /></figcaption>
@@ -186,7 +186,7 @@
     const isBest = rank === 1 && !after.isFlat;
     const [was, is] = [before, after].map(({ advantages }) => advantages && signed(advantages[sample], 2));
     return html`<li class=${isBest ? "is-best" : ""}>
-      <${Picture} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
+      <${ImageButton} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
         attributes=${{ "aria-haspopup": "dialog" }} />
       <${Read} group=${group} sample=${sample} />
       <span class="weights-rank">rank ${rank}${moved}</span>
