@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.summaries import gain_over_prompts, summarise
+from glm_grpo.run.summaries import gain_over_prompts, paired_bootstrap, summarise
 from glm_grpo.run.writing import write_evaluation
 from glm_grpo.types import Evaluation, ImageBatch
 from rewards.types import Prompt, RewardTable
@@ -49,6 +49,30 @@ EXPECTED = {
     "ocr_exact": (0.5, 1.0, 0.5),
     "total": (0.375, 0.6875, 0.3125),
 }
+
+
+def test_paired_bootstrap_of_a_constant_gain_has_no_width():
+    # Prompts differ widely, every one gains a half: pairing leaves no doubt.
+    before = torch.tensor([0.0, 10.0, -3.0, 7.0])
+    interval = paired_bootstrap(before, before + 0.5, seed=0)
+    assert (interval.mean_difference, interval.low, interval.high) == (0.5, 0.5, 0.5)
+
+
+def test_paired_bootstrap_of_two_prompts_reaches_from_one_difference_to_the_other():
+    # Resampled means of differences 0 and 1 are 0, 1/2, 1 with chances 1/4, 1/2, 1/4: the ends of
+    # a 95 % interval are 0 and 1, those of a 40 % interval (quantiles 0.3 and 0.7) are both 1/2.
+    before, after = torch.zeros(2), torch.tensor([0.0, 1.0])
+    wide = paired_bootstrap(before, after, seed=0)
+    assert (wide.mean_difference, wide.low, wide.high) == (0.5, 0.0, 1.0)
+    narrow = paired_bootstrap(before, after, confidence=0.4, seed=0)
+    assert (narrow.low, narrow.high) == (0.5, 0.5)
+
+
+def test_paired_bootstrap_depends_on_its_seed_alone():
+    before, after = torch.zeros(9), torch.arange(9.0)
+    assert paired_bootstrap(before, after, seed=1) == paired_bootstrap(before, after, seed=1)
+    few = [paired_bootstrap(before, after, resamples=50, seed=seed) for seed in range(5)]
+    assert len(set(few)) > 1
 
 
 def test_gain_has_an_interval_from_ten_prompts_on():
