@@ -18,9 +18,11 @@ from rewards.types import RewardError
 ImportanceWeights = Literal["truncate", "mask", "none"]
 """Weight of a token whose importance ratio is out of bounds: limited, or 0; or all weights 1."""
 
-LossKlEstimator = Literal["k3_corrected", "k1", "k2", "k3"]
-"""Estimator of the KL to the reference in the loss: see `corrected_kl_estimate` and `kl_estimate`
-in `glm_grpo.grpo.losses`."""
+KlEstimator = Literal["k1", "k2", "k3"]
+"""Estimator of a KL divergence from tokens: see `kl_estimate` in `glm_grpo.grpo.losses`."""
+
+LossKlEstimator = Literal["k3_corrected", KlEstimator]
+"""Estimator of the KL to the reference in the loss: `corrected_kl_estimate` or one of those."""
 
 
 class LossSettings(Options):

@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from glm_grpo.config.losses import AnyLoss, CustomLoss, ImportanceWeights, SurrogateLoss
+from glm_grpo.config.losses import (
+    AnyLoss,
+    CustomLoss,
+    ImportanceWeights,
+    KlEstimator,
+    SurrogateLoss,
+)
 from glm_grpo.errors import ConfigError
 from glm_grpo.grpo.surrogates import chosen_surrogate
 from rewards.process_defaults import defaults_kept
-
-KlEstimator = Literal["k1", "k2", "k3"]
 
 _FAR = 0.2
 """Tokens whose importance ratio differs from 1 by more are counted: PPO's usual clip range."""

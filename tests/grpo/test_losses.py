@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_grpo.config.losses import LossKlEstimator
+from glm_grpo.config.losses import KlEstimator, LossKlEstimator
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.losses import (
-    KlEstimator,
     LossInputs,
     corrected_kl_estimate,
     effective_sample_size,
