@@ -33,7 +33,7 @@ from torch import Tensor
 from rewards.types import Prompt, RewardTable
 from rewards.weighting import is_zero_std
 
-Count = Callable[[int, int], object]
+ProgressCallback = Callable[[int, int], object]
 """Called with the amount of work done and the total, such as 3 of 8."""
 
 Normalization = Literal["group_std", "mean_only", "batch_std"]
@@ -216,5 +216,5 @@ class Evaluation:
     entropy: Float32[Tensor, " P"]
 
 
-def not_counted(done: int, total: int) -> None:
-    """A `Count` that does nothing."""
+def no_progress(done: int, total: int) -> None:
+    """A `ProgressCallback` that does nothing."""

@@ -14,7 +14,7 @@ from glm_grpo.prepared.prepared_run import PreparedRun, prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
-from glm_grpo.training.models import Models, PhaseClock, replay_size
+from glm_grpo.training.models import Models, PhaseClock, describe_replay
 from glm_grpo.training.moving_average import share_of_change
 from glm_grpo.training.replay_check import check_code_path, check_replay
 from glm_grpo.types import Evaluation
@@ -51,7 +51,7 @@ def check_config(config: Config) -> Iterator[str]:
         yield "\n    ".join([found, *hint_at_boxes(experience.rewards)])
     yield f"one held-out prompt: {_describe_means(_evaluate_one(models, prepared).rewards)}"
     rows = config.train.micro_batch_size
-    with models.phase("update", replay_size(experience.prompts, models.policy, rows)):
+    with models.phase("update", describe_replay(experience.prompts, models.policy, rows)):
         report = check_replay(models.policy, experience.prompts, experience.rollout, rows=rows)
     yield f"self-check: full grids; sampling and replay differ by {report.describe()}"
 

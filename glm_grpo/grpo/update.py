@@ -29,12 +29,7 @@ from glm_grpo.grpo.update_metrics import (
     refuse_other_metrics,
     weighted,
 )
-from glm_grpo.types import (
-    Count,
-    Experience,
-    TargetTokens,
-    not_counted,
-)
+from glm_grpo.types import Experience, ProgressCallback, TargetTokens, no_progress
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ def update_policy(
     loss: AnyLoss,
     train: TrainSection,
     targets: TargetTokens | None = None,
-    count: Count = not_counted,
+    on_progress: ProgressCallback = no_progress,
 ) -> list[UpdateReport]:
     """Learn from one rollout: `epochs_per_rollout` passes, an update for each minibatch of each.
 
@@ -125,7 +120,7 @@ def update_policy(
     Args:
         train: Passes, minibatches, micro-batches and `skip_zero_std` are used.
         targets: Target images to learn from in addition; all processes have them, or none has.
-        count: Called after every micro-batch of sampled tokens.
+        on_progress: Called after every micro-batch of sampled tokens.
 
     Returns:
         One report per update; `kl/reference` is NaN if no reference was run, and
@@ -154,7 +149,7 @@ def update_policy(
 
     def note_progress() -> None:
         # A gradient that overflowed is computed again.
-        count(min(next(done), total), total)
+        on_progress(min(next(done), total), total)
 
     reports: list[UpdateReport] = []
     names: set[str] = set()
@@ -204,7 +199,7 @@ def policy_gradient(
     experience: Experience,
     loss: AnyLoss,
     train: TrainSection,
-    count: Count = not_counted,
+    on_progress: ProgressCallback = no_progress,
     *,
     loss_scale: LossScale | None = None,
 ) -> list[Float32[Tensor, "..."]]:
@@ -237,7 +232,7 @@ def policy_gradient(
     samples = _Samples(experience, loss, _old_log_probs(policy, experience, []))
     for done, micro_batch in enumerate(micro_batches, start=1):
         _backward_samples(policy, strategy, samples, micro_batch)
-        count(done, len(micro_batches))
+        on_progress(done, len(micro_batches))
     strategy.loss_scale.unscale(parameters)
     gradient = []
     for parameter in parameters:

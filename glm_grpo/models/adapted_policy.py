@@ -25,7 +25,7 @@ from glm_grpo.models.lora import adapt, held_factors
 from glm_grpo.models.sampling import draw_grids
 from glm_grpo.models.token_step import ReadPrompts, StepBuilder
 from glm_grpo.seeds import derive_seed
-from glm_grpo.types import Count, PromptBatch, Rollout, not_counted
+from glm_grpo.types import ProgressCallback, PromptBatch, Rollout, no_progress
 
 _ADAPTER_STD = 0.02
 """Of second factors that are drawn to check adapters, which are 0 in new ones."""
@@ -185,7 +185,11 @@ class AdaptedPolicy(Policy):
         return 0
 
     def sample(
-        self, batch: PromptBatch, *, phase: str = "rollout", count: Count = not_counted
+        self,
+        batch: PromptBatch,
+        *,
+        phase: str = "rollout",
+        on_progress: ProgressCallback = no_progress,
     ) -> Rollout:
         """See `Policy`."""
         # Outside, because autograd cannot use tensors that were made inside.
@@ -200,7 +204,9 @@ class AdaptedPolicy(Policy):
             num_tokens = prompts.num_tokens
             # The step keeps what it needs of them.
             del prompts
-            drawn = draw_grids(states, step, self._draw, batch, num_tokens=num_tokens, count=count)
+            drawn = draw_grids(
+                states, step, self._draw, batch, num_tokens=num_tokens, on_progress=on_progress
+            )
         return join_drawn(drawn, batch, phase, self.dtype)
 
     def _draw(self, states: Float[Tensor, "R D"], uniforms: Float64[Tensor, " N"]) -> Drawn:

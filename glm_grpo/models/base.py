@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from glm_grpo.grpo.credit import TokenPlaces
 from glm_grpo.grpo.policy import PolicyForUpdate
-from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout, not_counted
+from glm_grpo.types import ImageBatch, ProgressCallback, PromptBatch, Rollout, no_progress
 
 Preview = Literal["zeros", "encode", "repeat"]
 """Source of the preview tokens of a given picture, see `Policy.tokenize_pictures`."""
@@ -79,13 +79,13 @@ class Policy(PolicyForUpdate, Protocol):
         batch: PromptBatch,
         *,
         phase: str = "rollout",
-        count: Count = not_counted,
+        on_progress: ProgressCallback = no_progress,
     ) -> Rollout:
         """Sample G token grids for each of P prompts, a pure function of weights and batch.
 
         Args:
             phase: Phase of the run, for errors.
-            count: Called after every token of the grids.
+            on_progress: Called after every token of the grids.
 
         Raises:
             NonFiniteError: A log-probability is not finite; the message names phase, prompt, sample

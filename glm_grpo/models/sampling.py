@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from glm_grpo.models.drawing import Drawn, draw_uniforms
 from glm_grpo.models.token_step import Step
-from glm_grpo.types import Count, PromptBatch, not_counted
+from glm_grpo.types import ProgressCallback, PromptBatch, no_progress
 
 PREFILLED_AT_ONCE = 8
 """Prompts per forward pass of a rollout."""
@@ -53,7 +53,7 @@ def draw_grids(
     batch: PromptBatch,
     *,
     num_tokens: int,
-    count: Count = not_counted,
+    on_progress: ProgressCallback = no_progress,
 ) -> list[Drawn]:
     """Draw the T tokens of all samples; random numbers are those of `glm_grpo.models.drawing`.
 
@@ -62,7 +62,7 @@ def draw_grids(
         step: Reads one token of every sample.
         draw: Draws one token of every sample from states and uniforms.
         num_tokens: T.
-        count: Called after each token.
+        on_progress: Called after each token.
     """
     uniforms = draw_uniforms(batch, num_tokens).to(states.device)
     read_and_draw = step.then(draw)
@@ -75,5 +75,5 @@ def draw_grids(
         if drawn.sampling_mask is not None:
             drawn = drawn._replace(sampling_mask=drawn.sampling_mask.cpu())
         sampled.append(drawn)
-        count(index + 1, num_tokens)
+        on_progress(index + 1, num_tokens)
     return sampled

@@ -20,7 +20,7 @@ from glm_grpo.models.base import Policy
 from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
-from glm_grpo.training.models import Models, PhaseClock, replay_size
+from glm_grpo.training.models import Models, PhaseClock, describe_replay
 from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.refusals import check_refusals, find_refusals, join_refusals
 from rewards.score_map import Grid
@@ -227,7 +227,7 @@ def _replay_all(
 ) -> Float32[Tensor, "P G T"]:
     """Log-probs of all sampled tokens, from those of some rows at a time."""
     shape = rollout.token_ids.shape[:2]
-    with models.phase("update", replay_size(batch, models.policy, micro_batch_size), clock):
+    with models.phase("update", describe_replay(batch, models.policy, micro_batch_size), clock):
         parts = []
         micro_batches = torch.arange(shape.numel()).split(micro_batch_size)
         for done, rows in enumerate(micro_batches, start=1):

@@ -12,8 +12,8 @@ from torch import Tensor
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.models.sampling import prompts_at_once
 from glm_grpo.training.collate import join_rollouts
-from glm_grpo.training.models import Models, PhaseClock, decoding_size, sampling_size
-from glm_grpo.types import Count, ImageBatch, PromptBatch, Rollout
+from glm_grpo.training.models import Models, PhaseClock, describe_decoding, describe_sampling
+from glm_grpo.types import ImageBatch, ProgressCallback, PromptBatch, Rollout
 from rewards.score_map import Grid
 from rewards.types import RewardTable
 
@@ -32,8 +32,8 @@ def encode_sources(
     """
     if batch.num_sources == 0:
         return batch
-    size = f"one source image of {batch.height} x {batch.width} pixels at a time"
-    with models.phase("sources", size, clock, is_evaluation=is_evaluation):
+    work = f"one source image of {batch.height} x {batch.width} pixels at a time"
+    with models.phase("sources", work, clock, is_evaluation=is_evaluation):
         return models.policy.encode_sources(batch)
 
 
@@ -62,22 +62,24 @@ def sample(
         rows = range(num_prompts)
         starts = rows[::at_once]
         parts = [part_of_batch(batch, rows[start : start + at_once]) for start in starts]
-    size = sampling_size(parts[0], models.policy)
-    with models.phase("rollout", size, clock, is_evaluation=is_evaluation):
+    work = describe_sampling(parts[0], models.policy)
+    with models.phase("rollout", work, clock, is_evaluation=is_evaluation):
         rollouts = [
             models.policy.sample(
                 part,
                 phase="evaluation" if is_evaluation else "rollout",
-                count=partial(_count_in_part, clock.count, number, len(parts)),
+                on_progress=partial(_report_in_part, clock.count, number, len(parts)),
             )
             for number, part in enumerate(parts)
         ]
     return join_rollouts(rollouts)
 
 
-def _count_in_part(count: Count, number: int, parts: int, done: int, total: int) -> None:
+def _report_in_part(
+    on_progress: ProgressCallback, number: int, parts: int, done: int, total: int
+) -> None:
     """Report the tokens of one part as those of all, which are equally many."""
-    count(number * total + done, parts * total)
+    on_progress(number * total + done, parts * total)
 
 
 def decode_and_score(
@@ -105,8 +107,8 @@ def decode_and_score(
     scoring = models.scorer.begin(
         batch.prompts, is_resident=is_resident, is_training=not is_evaluation, grid=grid
     )
-    groups, size = [], decoding_size(batch)
-    with models.phase("decode", size, clock, is_evaluation=is_evaluation):
+    groups, work = [], describe_decoding(batch)
+    with models.phase("decode", work, clock, is_evaluation=is_evaluation):
         for group in models.decoder.decode_groups(batch, token_ids):
             groups.append(group)
             clock.count(len(groups), len(batch.prompts))
@@ -114,7 +116,7 @@ def decode_and_score(
                 scoring.add(group)
     if meanwhile is not None:
         meanwhile()
-    with models.phase("reward", size, clock, is_evaluation=is_evaluation):
+    with models.phase("reward", work, clock, is_evaluation=is_evaluation):
         if not models.scorer.is_overlapping:
             for group in groups:
                 scoring.add(group)

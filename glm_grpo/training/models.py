@@ -170,40 +170,38 @@ class Models:
     def phase(
         self,
         phase: Phase,
-        size: str,
+        work: str,
         clock: PhaseClock | None = None,
         *,
-        timed_as: str | None = None,
         is_evaluation: bool = False,
     ) -> Iterator[None]:
         """Keep on the accelerator what the phase uses, and nothing else that is offloaded.
 
         Args:
-            size: Description of the work, for the error if memory runs out.
+            work: Description of the work, for the error if memory runs out.
             clock: Records the seconds, without moving models.
-            timed_as: Name for these seconds; None: the phase's.
             is_evaluation: Whether to give the remedies for evaluations.
 
         Raises:
             MemoryLimitError: Memory ran out inside.
         """
         with (
-            out_of_memory_explained("evaluation" if is_evaluation else phase, size),
+            out_of_memory_explained("evaluation" if is_evaluation else phase, work),
             self.offload.phase(phase),
-            (clock or PhaseClock()).phase(timed_as or phase),
+            (clock or PhaseClock()).phase(phase),
         ):
             yield
 
 
 @contextmanager
-def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
+def out_of_memory_explained(phase: MemoryPhase, work: str) -> Iterator[None]:
     """Turn any out-of-memory error inside into one that a user can act on.
 
     Other errors, and those already explained (a term's error names it and the prompt, that of
     another process quotes it), pass through unchanged.
 
     Args:
-        size: Description of the phase's work.
+        work: Description of the phase's work.
 
     Raises:
         MemoryLimitError: Memory ran out inside.
@@ -218,12 +216,12 @@ def out_of_memory_explained(phase: MemoryPhase, size: str) -> Iterator[None]:
         asked = asked_bytes(error)
         more = "" if asked is None else f"; {describe_bytes(asked)} more were requested"
         raise MemoryLimitError(
-            f"out of memory in the {phase} phase: {size}{more}. {_describe_remedy(phase)}. "
+            f"out of memory in the {phase} phase: {work}{more}. {_describe_remedy(phase)}. "
             "`glm-grpo plan` shows what each phase takes, and with --memory which change is enough"
         ) from error
 
 
-def sampling_size(batch: PromptBatch, policy: Policy) -> str:
+def describe_sampling(batch: PromptBatch, policy: Policy) -> str:
     """Describe the work of a rollout."""
     return (
         f"{counted(len(batch.prompts), 'prompt')} x {counted(batch.group_size, 'image')} of "
@@ -231,13 +229,13 @@ def sampling_size(batch: PromptBatch, policy: Policy) -> str:
     )
 
 
-def decoding_size(batch: PromptBatch) -> str:
+def describe_decoding(batch: PromptBatch) -> str:
     """Describe the work of decoding and scoring at a time."""
     images = counted(batch.group_size, "image")
     return f"a group of {images} of {batch.height} x {batch.width} pixels"
 
 
-def replay_size(batch: PromptBatch, policy: Policy, rows: int) -> str:
+def describe_replay(batch: PromptBatch, policy: Policy, rows: int) -> str:
     """Describe the work of replay, backward pass and reference at a time."""
     images = len(batch.prompts) * batch.group_size
     return (

@@ -20,7 +20,7 @@ from glm_grpo.grpo.losses import effective_sample_size
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Policy
 from glm_grpo.training.generate import encode_sources
-from glm_grpo.training.models import Models, sampling_size
+from glm_grpo.training.models import Models, describe_sampling
 from glm_grpo.types import PromptBatch, Rollout
 
 TOLERANCE = 1e-3
@@ -81,7 +81,7 @@ def check_code_path(models: Models, batch: PromptBatch, *, is_mixed: bool = Fals
     rows = dict.fromkeys(row(range(len(lengths)), key=lengths.__getitem__) for row in (min, max))
     few = replace(prompts_at(batch, torch.tensor([*rows])), group_size=_CHECKED_GROUP)
     few = encode_sources(models, few)
-    with models.phase("rollout", sampling_size(few, policy)):
+    with models.phase("rollout", describe_sampling(few, policy)):
         first = policy.first_layers(CHECKED_LAYERS)
         rollout = first.sample(few)
         index = torch.arange(rollout.token_ids[..., 0].numel())

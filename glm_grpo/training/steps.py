@@ -15,7 +15,7 @@ from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.learner import Learner
-from glm_grpo.training.models import Models, PhaseClock, replay_size
+from glm_grpo.training.models import Models, PhaseClock, describe_replay
 from glm_grpo.training.monitors.recheck import recheck_decode
 from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.replay_check import check_replay
@@ -134,7 +134,7 @@ class RewardStep:
         with (
             self.learner.strategy.full_parameters(),
             self.processes.together(),
-            self.models.phase("update", replay_size(experience.prompts, policy, size)),
+            self.models.phase("update", describe_replay(experience.prompts, policy, size)),
         ):
             report = check_replay(policy, experience.prompts, experience.rollout, rows=size)
         logger.info(
@@ -163,8 +163,8 @@ class RewardStep:
         """Run the updates of a step; every process gets the same reports."""
         config, policy = self.config, self.models.policy
         trainee = self.learner.trainee(policy, config.optim.max_grad_norm)
-        size = replay_size(experience.prompts, policy, config.train.micro_batch_size)
-        with self.models.phase("update", size, clock):
+        work = describe_replay(experience.prompts, policy, config.train.micro_batch_size)
+        with self.models.phase("update", work, clock):
             return update_policy(
                 trainee, experience, config.loss, config.train, targets, clock.count
             )
@@ -203,8 +203,8 @@ class SupervisedStep:
                 clock=clock,
             )
         trainee = self.learner.trainee(policy, self.config.optim.max_grad_norm)
-        size = replay_size(targets.prompts, policy, train.micro_batch_size)
-        with self.models.phase("update", size, clock):
+        work = describe_replay(targets.prompts, policy, train.micro_batch_size)
+        with self.models.phase("update", work, clock):
             updates = update_on_targets(trainee, targets, train, num_prompts=len(part.prompts))
         if self.learner.average is not None:
             self.learner.average.update(step)

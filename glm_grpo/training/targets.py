@@ -41,8 +41,8 @@ def tokenize_targets(
     rows = found or [0]
     if found:
         targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
-        size = f"one target image of {batch.height} x {batch.width} pixels at a time"
-        with models.phase("sources", size, clock):
+        work = f"one target image of {batch.height} x {batch.width} pixels at a time"
+        with models.phase("sources", work, clock):
             token_ids = models.policy.tokenize_pictures(
                 torch.stack(targets), num_sources=batch.num_sources, preview=preview
             )

@@ -125,7 +125,7 @@ def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> Non
 
     policy.factor = next(factors)
     reports = update_policy(
-        trainee, make_experience(make_logits(), ADVANTAGES), *settings, count=count
+        trainee, make_experience(make_logits(), ADVANTAGES), *settings, on_progress=count
     )
     assert [report.metrics["optim/loss_scale"] for report in reports] == [4.0, 1.0]
     assert reports[0].metrics.keys() == reports[1].metrics.keys()

@@ -299,7 +299,7 @@ def test_update_policy_counts_its_micro_batches() -> None:
         make_trainee(policy, torch.optim.SGD([policy.logits], lr=0.1)),
         make_experience(make_logits(), ADVANTAGES),
         *changed(SETTINGS, epochs_per_rollout=2, micro_batch_size=4),
-        count=lambda done, total: counts.append((done, total)),
+        on_progress=lambda done, total: counts.append((done, total)),
     )
     # Two passes over 6 sequences, 4 at a time.
     assert counts == [(1, 4), (2, 4), (3, 4), (4, 4)]

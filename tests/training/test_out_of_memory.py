@@ -6,10 +6,10 @@ import torch
 
 from glm_grpo.errors import MemoryLimitError
 from glm_grpo.training.models import (
-    decoding_size,
+    describe_decoding,
+    describe_replay,
+    describe_sampling,
     out_of_memory_explained,
-    replay_size,
-    sampling_size,
 )
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt, RewardError
@@ -28,7 +28,7 @@ def batch():
 def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
     with (
         pytest.raises(MemoryLimitError) as caught,
-        out_of_memory_explained("update", replay_size(batch, NoPolicy(), 2)),
+        out_of_memory_explained("update", describe_replay(batch, NoPolicy(), 2)),
     ):
         torch.empty(FAR_TOO_MUCH)
     assert str(caught.value) == (
@@ -42,13 +42,13 @@ def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_sizes_are_those_a_phase_works_on(batch):
+def test_work_is_described_by_what_a_phase_works_on(batch):
     assert (
-        sampling_size(batch, NoPolicy())
+        describe_sampling(batch, NoPolicy())
         == "2 prompts x 3 images of 1024 x 512 pixels, 512 tokens each"
     )
-    assert decoding_size(batch) == "a group of 3 images of 1024 x 512 pixels"
-    assert replay_size(batch, NoPolicy(), 100).startswith("6 of 6 images")
+    assert describe_decoding(batch) == "a group of 3 images of 1024 x 512 pixels"
+    assert describe_replay(batch, NoPolicy(), 100).startswith("6 of 6 images")
 
 
 def test_where_nothing_is_said_of_bytes_none_are_named():

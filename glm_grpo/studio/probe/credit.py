@@ -21,7 +21,7 @@ from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signal
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.output import describe_bytes
 from glm_grpo.training.collect import with_advantages
-from glm_grpo.training.models import Models, replay_size
+from glm_grpo.training.models import Models, describe_replay
 from glm_grpo.types import Experience
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class CreditProbe:
             return
         policy, rows = self._models.policy, self._train.micro_batch_size
         gradients, places = [], policy.token_places(experience.prompts)
-        with self._models.phase("update", replay_size(experience.prompts, policy, rows)):
+        with self._models.phase("update", describe_replay(experience.prompts, policy, rows)):
             for config in self._ways:
                 by_place = config.advantage.credit == "place"
                 credited = with_advantages(experience, config, places if by_place else None)

@@ -22,9 +22,9 @@ from glm_grpo.training.generate import decode_and_score
 from glm_grpo.training.models import (
     Models,
     PhaseClock,
-    decoding_size,
+    describe_decoding,
+    describe_sampling,
     out_of_memory_explained,
-    sampling_size,
 )
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.types import Prompt, RewardTable
@@ -74,7 +74,7 @@ def decode_in_full(
     single = part_of_batch(batch, range(1))
     # Both have run before, and no term is scoring meanwhile.
     clock = PhaseClock()
-    with models.phase("decode", decoding_size(single)):
+    with models.phase("decode", describe_decoding(single)):
         for number in (cheap_steps, steps):
             with clock.phase(str(number)):
                 models.decoder.with_steps(number).decode(single, token_ids[:1])
@@ -246,11 +246,11 @@ def _decode_targets(
         empty = torch.zeros(0, 3, batch.height, batch.width, dtype=torch.uint8)
         return of_targets, of_tokens, empty
     targets = torch.stack([prompt.target for prompt in batch.prompts if prompt.target is not None])
-    with out_of_memory_explained("rollout", sampling_size(batch, models.policy)):
+    with out_of_memory_explained("rollout", describe_sampling(batch, models.policy)):
         token_ids = models.policy.tokenize_pictures(targets, num_sources=batch.num_sources)
     some = prompts_at(batch, torch.tensor(rows))
     images, decoded = decode_and_score(models, some, token_ids.unsqueeze(1))
-    with models.phase("reward", decoding_size(some)):
+    with models.phase("reward", describe_decoding(some)):
         given = models.scorer.score(some.prompts, targets[:, None])
     for scores, table in ((of_targets, given), (of_tokens, decoded)):
         scores[rows] = _single_scores(table)
@@ -262,7 +262,7 @@ def _score_copies(models: Models, batch: PromptBatch, num_terms: int) -> Float32
     if batch.num_sources == 0:
         return _unscored(batch, num_terms)
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
-    with models.phase("reward", decoding_size(batch)):
+    with models.phase("reward", describe_decoding(batch)):
         return _single_scores(models.scorer.score(batch.prompts, sources[:, None]))
 
 
