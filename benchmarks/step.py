@@ -27,7 +27,7 @@ from benchmarks.timing import (
 )
 from glm_grpo.config import Config
 from glm_grpo.grpo.learning_rate import LearningRate
-from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
+from glm_grpo.grpo.update import Learner, UpdateReport, update_policy
 from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
@@ -71,13 +71,13 @@ class OurStep:
     def learn(self, experience: Experience) -> UpdateReport:
         """Run one update."""
         config = self._config
-        trainee = Trainee(
+        learner = Learner(
             self._models.policy,
             self._optimizer,
             self._rate,
             max_grad_norm=config.optim.max_grad_norm,
         )
-        (report,) = update_policy(trainee, experience, config.loss, config.train)
+        (report,) = update_policy(learner, experience, config.loss, config.train)
         return report
 
     def step(self, batch: PromptBatch, clock: PhaseClock) -> None:

@@ -39,7 +39,7 @@ from glm_grpo.config.losses import ClippedLoss
 from glm_grpo.config.sections import TrainSection
 from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.losses import LossInputs, grpo_loss
-from glm_grpo.grpo.update import Trainee, update_policy
+from glm_grpo.grpo.update import Learner, update_policy
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, PartConfigs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.token_grid import generated_positions, token_layout
@@ -270,10 +270,10 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
         rate = LearningRate(
             optimizer, peak=0.0, schedule="constant", warmup_updates=0, total_updates=1
         )
-        trainee = Trainee(policy, optimizer, rate)
+        learner = Learner(policy, optimizer, rate)
 
         def update() -> Outcome:
-            (report,) = update_policy(trainee, experience, LOSS, TRAIN)
+            (report,) = update_policy(learner, experience, LOSS, TRAIN)
             found = report.metrics
             return Outcome(found["loss/total"], found["optim/grad_norm"], found["policy/entropy"])
     else:

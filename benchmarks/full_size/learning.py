@@ -11,7 +11,7 @@ import torch
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
 from glm_grpo.grpo.learning_rate import LearningRate
-from glm_grpo.grpo.update import Trainee, update_policy
+from glm_grpo.grpo.update import Learner, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.plan.devices import DeviceSpeed
 from glm_grpo.plan.floors import update_flops
@@ -63,7 +63,7 @@ class _Learner:
         """Time the first update, which compiles and selects kernels, and the second."""
         work = partial(
             update_policy,
-            Trainee(
+            Learner(
                 self._policy,
                 self._optimizer,
                 self._rate,

@@ -25,7 +25,7 @@ from benchmarks.full_size.learning import make_optimizer
 from benchmarks.full_size.scale import Bench, Rows, caption, make_batch
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import load_prompts
-from glm_grpo.grpo.update import Trainee, update_policy
+from glm_grpo.grpo.update import Learner, update_policy
 from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.planning import MemoryPlan
@@ -105,13 +105,13 @@ def _run(bench: Bench) -> dict[str, Any]:
             show=refresh_gallery,
         )
         begun: list[float] = []
-        batch_for_step = trainer.step.batch_for_step
+        take = trainer.step.take
 
-        def noted(step: int) -> PromptBatch:
+        def noted(*arguments: Any, **options: Any) -> Any:
             begun.append(time.perf_counter())
-            return batch_for_step(step)
+            return take(*arguments, **options)
 
-        trainer.step.batch_for_step = noted  # type: ignore[method-assign]
+        trainer.step.take = noted  # type: ignore[method-assign]
         trainer.run()
         rows = read_metrics(trainer._records.folder)
         begun.append(time.perf_counter() - float(rows[-1]["time/evaluation"] or 0))
@@ -237,13 +237,13 @@ class _Stepper:
         experience = collect(self._models, batch, self._config, clock=clock)
         with self._models.phase("update", "a step", clock):
             config = self._config
-            trainee = Trainee(
+            learner = Learner(
                 self._policy,
                 self._optimizer,
                 self._rate,
                 max_grad_norm=config.optim.max_grad_norm,
             )
-            update_policy(trainee, experience, config.loss, config.train)
+            update_policy(learner, experience, config.loss, config.train)
 
 
 def _prepared(bench: Bench, config: Config, prompts: Prompts) -> PreparedRun:

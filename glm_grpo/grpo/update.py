@@ -33,7 +33,7 @@ from glm_grpo.types import Experience, ProgressCallback, TargetTokens, no_progre
 
 
 @dataclass(frozen=True)
-class Trainee:
+class Learner:
     """A policy, and what updates it.
 
     Attributes:
@@ -69,7 +69,7 @@ class UpdateReport:
 
 
 def update_policy(
-    trainee: Trainee,
+    learner: Learner,
     experience: Experience,
     loss: AnyLoss,
     train: TrainSection,
@@ -128,22 +128,22 @@ def update_policy(
     """
     minibatches = split_experience(
         experience,
-        trainee.strategy,
+        learner.strategy,
         minibatches=train.minibatches,
         micro_batch_size=train.micro_batch_size,
         skips_zero_std=train.skip_zero_std and loss.weighs_advantages_alone,
     )
-    experience = _with_reference(trainee.policy, experience, minibatches, loss)
+    experience = _with_reference(learner.policy, experience, minibatches, loss)
     supervised: list[list[MicroBatch]] = [[] for _ in minibatches]
     if targets is not None:
         supervised = split_targets(
             targets,
-            trainee.strategy,
+            learner.strategy,
             num_prompts=len(experience.trained_groups()),
             minibatches=train.minibatches,
             micro_batch_size=train.micro_batch_size,
         )
-    old_log_probs = _old_log_probs(trainee.policy, experience, minibatches[1:])
+    old_log_probs = _old_log_probs(learner.policy, experience, minibatches[1:])
     samples = _Samples(experience, loss, old_log_probs)
     total, done = sum(map(len, minibatches)) * train.epochs_per_rollout, itertools.count(1)
 
@@ -158,25 +158,25 @@ def update_policy(
     updates = [*zip(minibatches, supervised, strict=True)] * train.epochs_per_rollout
     for of_samples, of_targets in updates:
         accumulate = partial(
-            _learn_minibatch, trainee, samples, of_samples, targets, of_targets, note_progress
+            _learn_minibatch, learner, samples, of_samples, targets, of_targets, note_progress
         )
-        found = _joined_gradient(trainee, accumulate)
+        found = _joined_gradient(learner, accumulate)
         metrics = found.term.means
         names = names or {*metrics}
         refuse_other_metrics(metrics, names)
         is_noise = (
             is_on_policy
             and not of_targets
-            and _is_noise_alone(experience, of_samples, loss, trainee.strategy)
+            and _is_noise_alone(experience, of_samples, loss, learner.strategy)
         )
-        report, has_moved = _step_optimizer(trainee, found, metrics, is_noise=is_noise)
+        report, has_moved = _step_optimizer(learner, found, metrics, is_noise=is_noise)
         is_on_policy = is_on_policy and not has_moved
         reports.append(report)
     return reports
 
 
 def _learn_minibatch(
-    trainee: Trainee,
+    learner: Learner,
     samples: _Samples,
     of_samples: list[MicroBatch],
     targets: TargetTokens | None,
@@ -185,11 +185,11 @@ def _learn_minibatch(
 ) -> LossTerm:
     """Accumulate the gradient of one minibatch: of its samples, and of its target images."""
     term = _learn_samples(
-        trainee, samples, of_samples, is_last_term=not of_targets, count=note_progress
+        learner, samples, of_samples, is_last_term=not of_targets, count=note_progress
     )
     if targets is None:
         return term
-    sft = learn_targets(trainee.policy, trainee.strategy, targets, of_targets)
+    sft = learn_targets(learner.policy, learner.strategy, targets, of_targets)
     of_sft = {"sft/cross_entropy": sft.means["cross_entropy"], "sft/weight": targets.weight}
     return LossTerm(term.loss + sft.loss, {**term.means, **of_sft})
 
@@ -243,7 +243,7 @@ def policy_gradient(
 
 
 def update_on_targets(
-    trainee: Trainee, targets: TargetTokens, train: TrainSection, *, num_prompts: int
+    learner: Learner, targets: TargetTokens, train: TrainSection, *, num_prompts: int
 ) -> list[UpdateReport]:
     """Supervised fine-tuning: learn only from target images, by the SFT term.
 
@@ -260,7 +260,7 @@ def update_on_targets(
     """
     minibatches = split_targets(
         targets,
-        trainee.strategy,
+        learner.strategy,
         num_prompts=num_prompts,
         minibatches=train.minibatches,
         micro_batch_size=train.micro_batch_size,
@@ -268,11 +268,11 @@ def update_on_targets(
     reports = []
     for micro_batches in minibatches * train.epochs_per_rollout:
         accumulate = partial(
-            learn_targets, trainee.policy, trainee.strategy, targets, micro_batches
+            learn_targets, learner.policy, learner.strategy, targets, micro_batches
         )
-        found = _joined_gradient(trainee, accumulate)
+        found = _joined_gradient(learner, accumulate)
         metrics = {SFT_METRICS[name]: value for name, value in found.term.means.items()}
-        report, _ = _step_optimizer(trainee, found, metrics)
+        report, _ = _step_optimizer(learner, found, metrics)
         reports.append(report)
     return reports
 
@@ -289,14 +289,14 @@ class _Gradient:
     norm: float
 
 
-def _joined_gradient(trainee: Trainee, accumulate: Callable[[], LossTerm]) -> _Gradient:
+def _joined_gradient(learner: Learner, accumulate: Callable[[], LossTerm]) -> _Gradient:
     """Accumulate, join and clip a gradient; again with a lower loss scale if it overflows."""
-    strategy = trainee.strategy
+    strategy = learner.strategy
     begun_with = strategy.loss_scale.value
     while True:
-        trainee.optimizer.zero_grad(set_to_none=True)
+        learner.optimizer.zero_grad(set_to_none=True)
         term = accumulate()
-        norm = strategy.clip_gradient(trainee.policy.trainable_parameters(), trainee.max_grad_norm)
+        norm = strategy.clip_gradient(learner.policy.trainable_parameters(), learner.max_grad_norm)
         if math.isfinite(norm):
             strategy.loss_scale.note_finite()
         elif math.isfinite(term.loss) and strategy.loss_scale.lower():
@@ -308,7 +308,7 @@ def _joined_gradient(trainee: Trainee, accumulate: Callable[[], LossTerm]) -> _G
 
 
 def _step_optimizer(
-    trainee: Trainee,
+    learner: Learner,
     gradient: _Gradient,
     metrics: Mapping[str, float],
     *,
@@ -319,21 +319,21 @@ def _step_optimizer(
     Returns:
         The report, and whether the weights changed.
     """
-    optimizer, loss, grad_norm = trainee.optimizer, gradient.term.loss, gradient.norm
+    optimizer, loss, grad_norm = learner.optimizer, gradient.term.loss, gradient.norm
     metrics = {
         **metrics,
         "loss/total": loss,
         "optim/grad_norm": grad_norm,
         "optim/learning_rate": float(optimizer.param_groups[0]["lr"]),
     }
-    if trainee.strategy.loss_scale.is_used:
-        metrics["optim/loss_scale"] = trainee.strategy.loss_scale.value
+    if learner.strategy.loss_scale.is_used:
+        metrics["optim/loss_scale"] = learner.strategy.loss_scale.value
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     is_learning = is_finite and grad_norm != 0 and not is_noise
     if is_learning:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    trainee.learning_rate.step()
+    learner.learning_rate.step()
     return UpdateReport(loss, grad_norm, metrics, is_skipped=not is_finite), is_learning
 
 
@@ -406,7 +406,7 @@ class _Samples:
 
 
 def _learn_samples(
-    trainee: Trainee,
+    learner: Learner,
     samples: _Samples,
     micro_batches: Sequence[MicroBatch],
     *,
@@ -417,8 +417,8 @@ def _learn_samples(
     parts = []
     for micro_batch in micro_batches:
         is_last = is_last_term and micro_batch is micro_batches[-1]
-        with trainee.strategy.accumulation(is_last=is_last):
-            parts.append(_backward_samples(trainee.policy, trainee.strategy, samples, micro_batch))
+        with learner.strategy.accumulation(is_last=is_last):
+            parts.append(_backward_samples(learner.policy, learner.strategy, samples, micro_batch))
         refuse_other_metrics(parts[-1].means, parts[0].means)
         count()
     replayed = [
@@ -426,7 +426,7 @@ def _learn_samples(
         for part, micro_batch in zip(parts, micro_batches, strict=True)
         if micro_batch.replayed_fraction > 0
     ]
-    return join_parts(replayed, [*parts[0].means], trainee.strategy)
+    return join_parts(replayed, [*parts[0].means], learner.strategy)
 
 
 def _backward_samples(

@@ -15,12 +15,12 @@ from glm_grpo.run.finding import start_step
 from glm_grpo.run.optimizer_state import load_optimizer
 from glm_grpo.run.run_state import RunState
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
-from glm_grpo.training.learner import Learner
+from glm_grpo.training.learner import RunLearner
 from glm_grpo.training.models import Models
 from glm_grpo.training.moving_average import MovingAverage
 
 
-def build_learner(prepared: PreparedRun, models: Models) -> Learner:
+def build_learner(prepared: PreparedRun, models: Models) -> RunLearner:
     """Build the learner of a run: at its beginning, or as its checkpoint stored it."""
     config, checkpoint = prepared.config, prepared.checkpoint
     strategy, optimizer = _distribute_policy(prepared, models)
@@ -30,8 +30,15 @@ def build_learner(prepared: PreparedRun, models: Models) -> Learner:
         state = _restore(checkpoint, optimizer, learning_rate, strategy)
     state.start_step = start_step(config)
     _offload_optimizer(config, models, optimizer, prepared.device)
-    average = _build_average(config, models.policy, checkpoint)
-    return Learner(optimizer, learning_rate, strategy, state, average)
+    return RunLearner(
+        policy=models.policy,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        strategy=strategy,
+        max_grad_norm=config.optim.max_grad_norm,
+        state=state,
+        average=_build_average(config, models.policy, checkpoint),
+    )
 
 
 def _distribute_policy(prepared: PreparedRun, models: Models) -> tuple[AccelerateStrategy, AdamW]:

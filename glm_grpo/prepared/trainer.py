@@ -18,14 +18,13 @@ from glm_grpo.run.run_state import RunState
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.run.trackers import Trackers
 from glm_grpo.run.writing import truncate_after
-from glm_grpo.training.learner import Learner
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.models import Models
 from glm_grpo.training.monitors.hacking import HackingMonitor
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import Records, ShowRun
 from glm_grpo.training.saver import CheckpointSaver
-from glm_grpo.training.steps import RewardStep, SupervisedStep
+from glm_grpo.training.step import TrainingStep
 
 
 def build_trainer(
@@ -71,35 +70,18 @@ def build_trainer(
         finish_records=records.finish,
         announce=progress.phase,
     )
-    return Trainer(
-        config,
-        models,
-        learner,
-        step=_build_step(prepared, models, learner, records, cluster),
-        evaluation_batches=held_out_batches(config, prepared.prompts.held_out, processes),
-        records=records,
-        saver=saver,
-        progress=progress,
-        processes=processes,
-    )
-
-
-def _build_step(
-    prepared: PreparedRun,
-    models: Models,
-    learner: Learner,
-    records: Records,
-    cluster: RayCluster | None,
-) -> RewardStep | SupervisedStep:
-    """Build the step; collectors start to work at once, and only the trainer ends them."""
-    config, prompts, processes = prepared.config, prepared.prompts.training, prepared.processes
-    if config.train.method == "sft":
-        return SupervisedStep(config, models, learner, prompts, records, processes)
     collectors = None
     if cluster is not None:
-        first_step = learner.state.step + 1
-        collectors = start_collectors(prepared, models, cluster, first_step=first_step)
-    return RewardStep(config, models, learner, prompts, records, processes, collectors)
+        # They start to work at once, and only the trainer ends them.
+        collectors = start_collectors(prepared, models, cluster, first_step=state.step + 1)
+    return Trainer(
+        TrainingStep(
+            config, models, learner, prepared.prompts.training, records, processes, collectors
+        ),
+        evaluation_batches=held_out_batches(config, prepared.prompts.held_out, processes),
+        saver=saver,
+        progress=progress,
+    )
 
 
 def _open_files(config: Config, folder: RunFolder, at: RunState) -> tuple[Trackers, HackingMonitor]:

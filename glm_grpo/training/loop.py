@@ -2,8 +2,8 @@
 
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
 the pictures, turns scores into advantages inside each group, and makes clipped, KL-regularised
-updates of the policy, `minibatches` of them in each of `epochs_per_rollout` passes: `RewardStep` in
-`steps.py`. The first half, up to the advantages, is `collect` in `collect.py`; the second is
+updates of the policy, `minibatches` of them in each of `epochs_per_rollout` passes: `TrainingStep`
+in `step.py`. The first half, up to the advantages, is `collect` in `collect.py`; the second is
 `update_policy` in `glm_grpo.grpo.update`.
 With `train.method: sft` a step learns the tokens of target images instead, and only evaluations
 sample.
@@ -19,21 +19,18 @@ from contextlib import closing, nullcontext
 
 import torch
 
-from glm_grpo.config import Config
 from glm_grpo.errors import HackingError, NonFiniteUpdateError
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.models.base import lost_weights_remedy
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.tables import SummaryRow
-from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
-from glm_grpo.training.learner import Learner
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import PhaseClock
 from glm_grpo.training.progress import Progress
-from glm_grpo.training.records import Records, StepRecord
+from glm_grpo.training.records import StepRecord
 from glm_grpo.training.saver import CheckpointSaver
-from glm_grpo.training.steps import RewardStep, SupervisedStep
+from glm_grpo.training.step import TrainingStep
 from glm_grpo.types import EvaluationPart, PromptBatch
 from rewards.canaries import Departure
 
@@ -47,35 +44,25 @@ class Trainer:
     """One run, or one process of it: all processes do the same with their part of the prompts.
 
     Args:
-        config: Length of the run, and when to evaluate, save and stop it.
-        learner: Optimizer, learning rate, state and average of the policy.
-        step: What is repeated.
+        step: What is repeated; its config also says when to evaluate, save and stop.
         evaluation_batches: Held-out prompts of this process; the main one has at least one.
     """
 
     def __init__(
         self,
-        config: Config,
-        models: Models,
-        learner: Learner,
+        step: TrainingStep,
         *,
-        step: RewardStep | SupervisedStep,
         evaluation_batches: Sequence[PromptBatch],
-        records: Records,
         saver: CheckpointSaver,
         progress: Progress,
-        processes: Processes,
     ) -> None:
         self.step = step
-        self._config = config
-        self._models = models
-        self._learner = learner
-        self._state = learner.state
+        self._config, self._models, self._learner = step.config, step.models, step.learner
+        self._state = step.learner.state
+        self._records, self._processes = step.records, step.processes
         self._evaluation_batches = evaluation_batches
-        self._records = records
         self._saver = saver
         self._progress = progress
-        self._processes = processes
 
     def run(self) -> list[SummaryRow] | None:
         """Train to the last step, or to the end of the current one on a signal to stop.

@@ -16,7 +16,7 @@ from glm_grpo.run.folder import RunFolder, step_of
 from glm_grpo.run.optimizer_state import optimizer_to_tensors
 from glm_grpo.run.writing import store_failure
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.learner import Learner
+from glm_grpo.training.learner import RunLearner
 from glm_grpo.training.models import out_of_memory_explained
 from rewards.types import RewardError
 
@@ -40,7 +40,7 @@ class CheckpointSaver:
     def __init__(
         self,
         folder: RunFolder,
-        learner: Learner,
+        learner: RunLearner,
         *,
         processes: Processes,
         keep: int,

@@ -77,7 +77,7 @@ def half_size(monkeypatch):
 def make_trainer(tmp_path, small, half_size, monkeypatch):
     """Builds a run on the embedded model from tiny.yaml and overrides, with a small preview.
 
-    `term` replaces the reward; `change_stage` and `change_batch` stand between building and
+    `term` replaces the reward; `change_stage` and `change_step` stand between building and
     running; `held_out` is the number of held-out prompts that are kept, None for all; `work` is
     what the models count as done.
     """
@@ -87,7 +87,7 @@ def make_trainer(tmp_path, small, half_size, monkeypatch):
         folder="run",
         term=None,
         change_stage=None,
-        change_batch=None,
+        change_step=None,
         held_out=2,
         work=None,
     ):
@@ -121,8 +121,8 @@ def make_trainer(tmp_path, small, half_size, monkeypatch):
             Console(quiet=True),
             show=refresh_gallery,
         )
-        if change_batch is not None:
-            trainer.step.batch_for_step = change_batch(trainer.step.batch_for_step)
+        if change_step is not None:
+            trainer.step.take = change_step(trainer.step.take)
         return trainer, models, run_dir
 
     return build

@@ -12,11 +12,8 @@ from typing import Any
 from glm_grpo.run.checkpoints import load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
-from glm_grpo.types import PromptBatch
 from rewards.base import Reward
 from rewards.score import Scorer, Term
-
-BatchForStep = Callable[[int], PromptBatch]
 
 
 def pay_for(term: Reward, weight: float = 1.0, **options: Any) -> Callable[[Any], Any]:
@@ -25,16 +22,16 @@ def pay_for(term: Reward, weight: float = 1.0, **options: Any) -> Callable[[Any]
     return lambda models: dataclasses.replace(models, scorer=scorer)
 
 
-def signal_at(step: int, number: int) -> Callable[[BatchForStep], BatchForStep]:
-    """Sends this process a signal as the batch of a step, from 1, is asked for."""
+def signal_at(step: int, number: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Sends this process a signal as a step, from 1, begins: a `change_step` of `make_trainer`."""
 
-    def change(batch_for_step: BatchForStep) -> BatchForStep:
-        def asked(at: int) -> PromptBatch:
+    def change(take: Callable[..., Any]) -> Callable[..., Any]:
+        def signalled(at: int, *arguments: Any, **options: Any) -> Any:
             if at == step:
                 os.kill(os.getpid(), number)
-            return batch_for_step(at)
+            return take(at, *arguments, **options)
 
-        return asked
+        return signalled
 
     return change
 

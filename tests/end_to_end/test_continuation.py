@@ -38,7 +38,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(make_trainer):
 
     # After the step at hand: the reference has moved once, and is in the middle of its next turn.
     stopped, _, run_dir = make_trainer(
-        *STATEFUL, folder="parts", change_batch=signal_at(3, signal.SIGTERM)
+        *STATEFUL, folder="parts", change_step=signal_at(3, signal.SIGTERM)
     )
     assert stopped.run() is None
     assert load_checkpoint(newest_checkpoint(RunFolder(run_dir))).step == 3
@@ -66,7 +66,7 @@ def test_a_run_begins_with_the_weights_of_another_one_and_goes_on_with_them(
     whole, _, whole_dir = make_trainer(*more, folder="whole", term=Brightness())
     whole.run()
     stopped, _, run_dir = make_trainer(
-        *more, folder="parts", term=Brightness(), change_batch=signal_at(1, signal.SIGINT)
+        *more, folder="parts", term=Brightness(), change_step=signal_at(1, signal.SIGINT)
     )
     assert stopped.run() is None
     assert "reference" not in load_checkpoint(newest_checkpoint(RunFolder(run_dir))).tensors

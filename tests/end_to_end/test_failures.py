@@ -10,6 +10,7 @@ from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.terminal import explain
+from glm_grpo.training.batches import build_batch
 from rewards.types import RewardError
 from tests.factories import Brightness
 
@@ -22,13 +23,15 @@ class Failing(Brightness):
 
     refused = last = None
 
-    def watch(self, batch_for_step):
-        def asked(at):
-            batch = batch_for_step(at)
-            self.last = batch.prompts[-1].prompt_id if at == 2 else None
-            return batch
+    def watch(self, step):
+        take = step.take
 
-        return asked
+        def watched(at, *arguments, **options):
+            batch = build_batch(step.config, step.prompts, at)
+            self.last = batch.prompts[-1].prompt_id if at == 2 else None
+            return take(at, *arguments, **options)
+
+        step.take = watched
 
     def score(self, prompts, pixels):
         if prompts[0].prompt_id == self.last:
@@ -43,7 +46,8 @@ def test_a_term_that_fails_leaves_a_checkpoint_and_its_pictures(make_trainer):
     term = Failing()
     # The pictures of a group differ.
     small = ("rollout.group_size=2", "rollout.temperature=10", "train.steps=4")
-    trainer, _, run_dir = make_trainer(*small, term=term, change_batch=term.watch)
+    trainer, _, run_dir = make_trainer(*small, term=term)
+    term.watch(trainer.step)
     folder = RunFolder(run_dir)
 
     with pytest.raises(RewardError) as caught:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.grpo.update import Trainee, UpdateReport, update_policy
+from glm_grpo.grpo.update import Learner, UpdateReport, update_policy
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable
 from tests.factories import UpdateSections, update_sections
@@ -59,19 +59,19 @@ class TablePolicy:
         return [self.logits]
 
 
-def make_trainee(
+def make_learner(
     policy: TablePolicy,
     optimizer: torch.optim.Optimizer,
     strategy: Strategy | None = None,
     *,
     max_grad_norm: float = math.inf,
-) -> Trainee:
+) -> Learner:
     """A policy that is learned at the optimizer's rate."""
     peak = optimizer.param_groups[0]["lr"]
     rate = LearningRate(
         optimizer, peak=peak, schedule="constant", warmup_updates=0, total_updates=1
     )
-    return Trainee(policy, optimizer, rate, strategy or Strategy(), max_grad_norm)
+    return Learner(policy, optimizer, rate, strategy or Strategy(), max_grad_norm)
 
 
 def score(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ def learn(
 ) -> list[UpdateReport]:
     """Plain gradient descent."""
     optimizer = torch.optim.SGD([policy.logits], lr=learning_rate)
-    trainee = make_trainee(policy, optimizer, max_grad_norm=max_grad_norm)
-    return update_policy(trainee, experience, *settings)
+    learner = make_learner(policy, optimizer, max_grad_norm=max_grad_norm)
+    return update_policy(learner, experience, *settings)

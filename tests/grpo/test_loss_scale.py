@@ -20,8 +20,8 @@ from tests.grpo.table_policy import (
     TablePolicy,
     learn,
     make_experience,
+    make_learner,
     make_logits,
-    make_trainee,
 )
 
 
@@ -59,8 +59,8 @@ class HalfPolicy(TablePolicy):
 def updated(factor: float, scale: LossScale) -> tuple[Tensor, UpdateReport]:
     policy = HalfPolicy(make_logits())
     policy.factor = factor
-    trainee = make_trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), Strategy(scale))
-    (report,) = update_policy(trainee, make_experience(make_logits(), ADVANTAGES), *SETTINGS)
+    learner = make_learner(policy, torch.optim.SGD([policy.logits], lr=1.0), Strategy(scale))
+    (report,) = update_policy(learner, make_experience(make_logits(), ADVANTAGES), *SETTINGS)
     return policy.logits.detach(), report
 
 
@@ -115,7 +115,7 @@ def test_many_updates_without_overflow_raise_the_scale(first: float) -> None:
 def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> None:
     policy = HalfPolicy(make_logits())
     scale = LossScale(4.0, is_used=True)
-    trainee = make_trainee(policy, torch.optim.SGD([policy.logits], lr=1.0), Strategy(scale))
+    learner = make_learner(policy, torch.optim.SGD([policy.logits], lr=1.0), Strategy(scale))
     # Finite in the first update; times 4 above 65,504 in the second.
     factors = iter([1.0, 3e5])
     settings = changed(SETTINGS, epochs_per_rollout=2)
@@ -125,7 +125,7 @@ def test_every_update_of_a_step_reports_the_scale_even_if_it_falls_to_1() -> Non
 
     policy.factor = next(factors)
     reports = update_policy(
-        trainee, make_experience(make_logits(), ADVANTAGES), *settings, on_progress=count
+        learner, make_experience(make_logits(), ADVANTAGES), *settings, on_progress=count
     )
     assert [report.metrics["optim/loss_scale"] for report in reports] == [4.0, 1.0]
     assert reports[0].metrics.keys() == reports[1].metrics.keys()

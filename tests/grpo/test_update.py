@@ -17,7 +17,7 @@ from glm_grpo.grpo.losses import LossInputs, grpo_loss
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import (
-    Trainee,
+    Learner,
     UpdateReport,
     policy_gradient,
     update_on_targets,
@@ -37,8 +37,8 @@ from tests.grpo.table_policy import (
     TablePolicy,
     learn,
     make_experience,
+    make_learner,
     make_logits,
-    make_trainee,
 )
 
 
@@ -211,7 +211,7 @@ def test_update_policy_clips_the_gradient_and_reports_its_norm_before() -> None:
 def warm_adam(policy: TablePolicy, experience: Experience) -> torch.optim.Optimizer:
     """An optimizer with momentum from an earlier rollout, and weight decay."""
     optimizer = torch.optim.AdamW([policy.logits], lr=0.1, weight_decay=0.1)
-    update_policy(make_trainee(policy, optimizer), experience, *SETTINGS)
+    update_policy(make_learner(policy, optimizer), experience, *SETTINGS)
     return optimizer
 
 
@@ -222,7 +222,7 @@ def test_update_policy_with_equal_rewards_changes_no_weight_despite_momentum() -
     before = policy.logits.detach().clone()
     assert not torch.equal(before, logits)
     (report,) = update_policy(
-        make_trainee(policy, optimizer), make_experience(before, FLAT), *SETTINGS
+        make_learner(policy, optimizer), make_experience(before, FLAT), *SETTINGS
     )
     assert torch.equal(policy.logits.detach(), before)
     assert report.metrics["optim/grad_norm"] == 0.0
@@ -248,7 +248,7 @@ def test_update_policy_takes_no_step_on_rounding_alone(moved_by: str) -> None:
     experience = replace(experience, is_sampled_by_reference=moved_by != "another_policy")
     optimizer = torch.optim.Adam([policy.logits], lr=0.1)
 
-    update_policy(make_trainee(policy, optimizer), experience, *settings)
+    update_policy(make_learner(policy, optimizer), experience, *settings)
 
     steps = {int(state["step"]) for state in optimizer.state.values()}
     assert steps == (set() if moved_by == "nothing" else {2})
@@ -265,7 +265,7 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     values = ADVANTAGES.clone()
     values[1, 2] = bad
     broken = make_experience(before, values)
-    (report,) = update_policy(make_trainee(policy, optimizer), broken, *SETTINGS)
+    (report,) = update_policy(make_learner(policy, optimizer), broken, *SETTINGS)
     assert report.is_skipped
     assert not (
         math.isfinite(report.metrics["loss/total"])
@@ -274,7 +274,7 @@ def test_update_policy_skips_a_step_that_is_not_finite(bad: float) -> None:
     assert torch.equal(policy.logits.detach(), before)
     assert policy.logits.grad is None
 
-    (report,) = update_policy(make_trainee(policy, optimizer), experience, *SETTINGS)
+    (report,) = update_policy(make_learner(policy, optimizer), experience, *SETTINGS)
     assert not report.is_skipped
     assert not torch.equal(policy.logits.detach(), before)
     assert torch.isfinite(policy.logits).all()
@@ -285,7 +285,7 @@ def test_update_policy_advances_the_schedule_when_no_step_is_taken() -> None:
     optimizer = torch.optim.SGD([policy.logits])
     rate = LearningRate(optimizer, peak=1.0, schedule="constant", warmup_updates=4, total_updates=4)
     reports = update_policy(
-        Trainee(policy, optimizer, rate),
+        Learner(policy, optimizer, rate),
         make_experience(make_logits(), FLAT),
         *changed(SETTINGS, epochs_per_rollout=3),
     )
@@ -296,7 +296,7 @@ def test_update_policy_counts_its_micro_batches() -> None:
     counts: list[tuple[int, int]] = []
     policy = TablePolicy(make_logits())
     update_policy(
-        make_trainee(policy, torch.optim.SGD([policy.logits], lr=0.1)),
+        make_learner(policy, torch.optim.SGD([policy.logits], lr=0.1)),
         make_experience(make_logits(), ADVANTAGES),
         *changed(SETTINGS, epochs_per_rollout=2, micro_batch_size=4),
         on_progress=lambda done, total: counts.append((done, total)),
@@ -324,7 +324,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
     policy = TablePolicy(logits)
     optimizer = torch.optim.SGD([policy.logits], lr=1.0)
     update_policy(
-        make_trainee(policy, optimizer, Doubling()),
+        make_learner(policy, optimizer, Doubling()),
         make_experience(logits, ADVANTAGES),
         *changed(SETTINGS, micro_batch_size=3),
     )
@@ -462,7 +462,7 @@ def sft_move(
     policy = TablePolicy(logits)
     optimizer = torch.optim.SGD([policy.logits], lr=1.0)
     reports = update_policy(
-        make_trainee(policy, optimizer),
+        make_learner(policy, optimizer),
         make_experience(logits, advantages),
         *settings,
         targets=targets,
@@ -531,7 +531,7 @@ def supervised_move(
     logits = make_logits()
     policy = TablePolicy(logits)
     reports = update_on_targets(
-        make_trainee(policy, torch.optim.SGD([policy.logits], lr=1.0)),
+        make_learner(policy, torch.optim.SGD([policy.logits], lr=1.0)),
         targets,
         settings.train,
         num_prompts=PROMPTS,

@@ -159,14 +159,14 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
             Console(quiet=True),
             show=lambda *_: None,
         )
-        batch_for_step = run.trainer.step.batch_for_step
+        take = run.trainer.step.take
 
-        def announced(step: int) -> PromptBatch:
+        def announced(step: int, *arguments: Any, **options: Any) -> Any:
             run.step = step
             at_step(run, step)
-            return batch_for_step(step)
+            return take(step, *arguments, **options)
 
-        run.trainer.step.batch_for_step = announced
+        run.trainer.step.take = announced
         return run
 
     return build

@@ -18,9 +18,10 @@ from glm_grpo.run.run_state import RunState
 from glm_grpo.terminal import explain
 from glm_grpo.training.distributed.processes import ALONE, Failure, Processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy
-from glm_grpo.training.learner import Learner
+from glm_grpo.training.learner import RunLearner
 from glm_grpo.training.saver import CheckpointSaver
 from rewards.types import RewardError
+from tests.factories import NoPolicy
 
 
 class OneWeight(AccelerateStrategy):
@@ -46,7 +47,13 @@ def make_saver(
     """Saves a policy of one weight."""
     return CheckpointSaver(
         folder,
-        Learner(optimizer, learning_rate, OneWeight(weight), state),
+        RunLearner(
+            policy=NoPolicy(),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            strategy=OneWeight(weight),
+            state=state,
+        ),
         processes=processes,
         keep=100,
         finish_records=finish_records,

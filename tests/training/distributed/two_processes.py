@@ -21,7 +21,7 @@ from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
 from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.grpo.update import Trainee, update_policy
+from glm_grpo.grpo.update import Learner, update_policy
 from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
@@ -142,8 +142,8 @@ def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
     train = TRAIN.model_copy(update={"micro_batch_size": micro_batch_size})
     rate = LearningRate(optimizer, peak=0.5, schedule="constant", warmup_updates=0, total_updates=1)
-    trainee = Trainee(policy, optimizer, rate, strategy, max_grad_norm=0.25)
-    reports = update_policy(trainee, make_experience(processes), LOSS, train)
+    learner = Learner(policy, optimizer, rate, strategy, max_grad_norm=0.25)
+    reports = update_policy(learner, make_experience(processes), LOSS, train)
     return {
         "logits": policy.network.logits.tolist(),
         "reports": [dict(report.metrics) for report in reports],

@@ -14,7 +14,7 @@ from glm_grpo.training.batches import build_batch, build_spares
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import encode_sources
-from glm_grpo.training.learner import Learner
+from glm_grpo.training.learner import RunLearner
 from glm_grpo.training.models import Models, PhaseClock, describe_replay
 from glm_grpo.training.monitors.recheck import recheck_decode
 from glm_grpo.training.records import Records, StepRecord
@@ -57,18 +57,18 @@ class Collectors(Protocol):
 
 
 @dataclass
-class RewardStep:
-    """One step of GRPO.
+class TrainingStep:
+    """What a run repeats.
 
     Attributes:
-        learner: Optimizer, learning rate, state and average of the policy.
-        processes: Processes of the run, each of which has its part of the prompts.
+        config: `train.method` says whether rewards or target images are learned from.
+        prompts: Training prompts, of which each process takes its part.
         collectors: Where experience comes from; None: this process makes it.
     """
 
     config: Config
     models: Models
-    learner: Learner
+    learner: RunLearner
     prompts: PromptSource
     records: Records
     processes: Processes
@@ -77,11 +77,24 @@ class RewardStep:
     def take(
         self, step: int, clock: PhaseClock, *, is_first: bool
     ) -> tuple[list[UpdateReport], StepRecord]:
-        """Collect, learn, and hand in the records.
+        """Learn, and hand in the records.
 
         Args:
             is_first: Whether it is the first one of this process.
         """
+        if self.config.train.method == "sft":
+            return self._learn_from_targets(step, clock)
+        return self._learn_from_rewards(step, clock, is_first=is_first)
+
+    def close(self) -> None:
+        """End the collectors, if there are any."""
+        if self.collectors is not None:
+            self.collectors.close()
+
+    def _learn_from_rewards(
+        self, step: int, clock: PhaseClock, *, is_first: bool
+    ) -> tuple[list[UpdateReport], StepRecord]:
+        """One step of GRPO: collect experience, check it, learn from it."""
         metrics: dict[str, float] = {}
         if self.collectors is None:
             experience = self._collect(step, clock)
@@ -101,31 +114,48 @@ class RewardStep:
         clock.announce("records")
         return updates, self.records.step(step, prepared, updates, clock, metrics)
 
-    def batch_for_step(self, step: int) -> PromptBatch:
-        """Prompts of a step, from 1, of all processes."""
-        return build_batch(self.config, self.prompts, step)
-
-    def close(self) -> None:
-        """End the collectors."""
-        if self.collectors is not None:
-            self.collectors.close()
+    def _learn_from_targets(
+        self, step: int, clock: PhaseClock
+    ) -> tuple[list[UpdateReport], StepRecord]:
+        """One step of supervised fine-tuning: every process learns from its target images."""
+        train = self.config.train
+        with self.processes.together():
+            part = self._own_part(build_batch(self.config, self.prompts, step))
+            targets = tokenize_targets(
+                self.models,
+                encode_sources(self.models, part, clock),
+                weight=1.0,
+                preview=self.config.sft.preview,
+                clock=clock,
+            )
+        work = describe_replay(targets.prompts, self.models.policy, train.micro_batch_size)
+        with self.models.phase("update", work, clock):
+            updates = update_on_targets(self.learner, targets, train, num_prompts=len(part.prompts))
+        if self.learner.average is not None:
+            self.learner.average.update(step)
+        num_targets = len(targets.prompt_indices)
+        return updates, self.records.supervised_step(step, num_targets, updates, clock)
 
     def _collect(self, step: int, clock: PhaseClock) -> Experience:
         """Sample, decode and score this process's part of a step's prompts."""
-        processes, spares = self.processes, None
-        with processes.together():
-            whole = self.batch_for_step(step)
+        spares = None
+        with self.processes.together():
+            part = self._own_part(build_batch(self.config, self.prompts, step))
             if self.config.rollout.dynamic_sampling_rounds > 0:
                 spares = build_spares(self.config, self.prompts, step)
         with self.learner.strategy.full_parameters():
             return collect(
                 self.models,
-                part_of_batch(whole, processes.part(len(whole.prompts))),
+                part,
                 self.config,
                 clock=clock,
-                processes=processes,
+                processes=self.processes,
                 spares=spares,
             )
+
+    def _own_part(self, whole: PromptBatch) -> PromptBatch:
+        """This process's part of a batch."""
+        return part_of_batch(whole, self.processes.part(len(whole.prompts)))
 
     def _check_replay(self, experience: Experience, clock: PhaseClock) -> None:
         """Check that sampling and replay agree before anything is learned."""
@@ -161,60 +191,14 @@ class RewardStep:
         self, experience: Experience, targets: TargetTokens | None, clock: PhaseClock
     ) -> list[UpdateReport]:
         """Run the updates of a step; every process gets the same reports."""
-        config, policy = self.config, self.models.policy
-        trainee = self.learner.trainee(policy, config.optim.max_grad_norm)
-        work = describe_replay(experience.prompts, policy, config.train.micro_batch_size)
+        config, rows = self.config, self.config.train.micro_batch_size
+        work = describe_replay(experience.prompts, self.models.policy, rows)
         with self.models.phase("update", work, clock):
             return update_policy(
-                trainee, experience, config.loss, config.train, targets, clock.count
+                self.learner, experience, config.loss, config.train, targets, clock.count
             )
 
     def _follow_with_reference(self, step: int) -> None:
         every = self.config.loss.reference_sync_steps
         if self.config.needs_reference and every is not None and step % every == 0:
             self.models.policy.mix_reference(self.config.loss.reference_mixup_alpha)
-
-
-@dataclass
-class SupervisedStep:
-    """One step of supervised fine-tuning (`train.method: sft`); attributes as in `RewardStep`."""
-
-    config: Config
-    models: Models
-    learner: Learner
-    prompts: PromptSource
-    records: Records
-    processes: Processes
-
-    def take(
-        self, step: int, clock: PhaseClock, *, is_first: bool
-    ) -> tuple[list[UpdateReport], StepRecord]:
-        """Learn from target images, and hand in the records; arguments as in `RewardStep`."""
-        del is_first
-        train, policy = self.config.train, self.models.policy
-        with self.processes.together():
-            whole = self.batch_for_step(step)
-            part = part_of_batch(whole, self.processes.part(len(whole.prompts)))
-            targets = tokenize_targets(
-                self.models,
-                encode_sources(self.models, part, clock),
-                weight=1.0,
-                preview=self.config.sft.preview,
-                clock=clock,
-            )
-        trainee = self.learner.trainee(policy, self.config.optim.max_grad_norm)
-        work = describe_replay(targets.prompts, policy, train.micro_batch_size)
-        with self.models.phase("update", work, clock):
-            updates = update_on_targets(trainee, targets, train, num_prompts=len(part.prompts))
-        if self.learner.average is not None:
-            self.learner.average.update(step)
-        return updates, self.records.supervised_step(
-            step, len(targets.prompt_indices), updates, clock
-        )
-
-    def batch_for_step(self, step: int) -> PromptBatch:
-        """Prompts of a step, from 1, of all processes."""
-        return build_batch(self.config, self.prompts, step)
-
-    def close(self) -> None:
-        """Do nothing, because there is nothing to close."""
