@@ -16,8 +16,8 @@ from diffusers import GlmImagePipeline
 from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
 from glm_grpo.config import TINY, Config, compose_config
 from glm_grpo.models.find import find_model
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.planner import (
-    PUBLISHED_ID,
     GlmImagePlanner,
     PartConfigs,
     read_part_configs,

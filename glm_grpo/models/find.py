@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from huggingface_hub import hf_hub_download
 
 from glm_grpo.config import TINY
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.family import ModelFamily
+from glm_grpo.models.model_files import is_hub_id
 from glm_grpo.models.planning import Planner
 
-_GLM_IMAGE, _JANUS_PRO = "glm_image", "janus_pro"
+_FAMILIES = ("glm_image", "janus_pro")
+"""Packages beside this file; the first says what is wrong where there is no model."""
 
-_PUBLISHED = {
-    "zai-org/GLM-Image": _GLM_IMAGE,
-    "deepseek-community/Janus-Pro-1B": _JANUS_PRO,
-    "deepseek-community/Janus-Pro-7B": _JANUS_PRO,
-}
-"""Families of hub ids that are known without a network."""
+
+@runtime_checkable
+class FamilyFiles(Protocol):
+    """How a family is recognised; implemented by its light module `files`.
+
+    Attributes:
+        NAME: Name for messages.
+        PUBLISHED: Hub ids that are known without a network.
+    """
+
+    NAME: str
+    PUBLISHED: Collection[str]
+
+    def is_own(self, path: str, described: Mapping[str, Any]) -> bool:
+        """Whether a model is of this family.
+
+        Args:
+            path: A folder or a hub id.
+            described: Values of its `model_index.json`, or else `config.json`; empty if it has
+                neither, or cannot be read.
+
+        Raises:
+            ConfigError: The model is of this family, but in a layout that cannot be loaded.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,56 +75,55 @@ class FoundModel:
 def find_model(path: str) -> FoundModel:
     """Find a model by `model.path`: `tiny`, a folder, or a hub id.
 
-    What belongs to no family is left to GLM-Image, which says what it lacks.
+    Where nothing can be read, the family's checks say why.
+
+    Raises:
+        ConfigError: The model is of no family.
     """
     if path == TINY:
-        embedded = files("glm_grpo.tiny") / "weights" / "pipeline"
-        return FoundModel(_family(_GLM_IMAGE), str(embedded))
-    name = _family_in(path) if Path(path).is_dir() else _PUBLISHED.get(path) or _family_on_hub(path)
-    return FoundModel(_family(name), path)
-
-
-def _family(name: str) -> ModelFamily:
+        path = str(files("glm_grpo.tiny") / "weights" / "pipeline")
     # Imported when it is needed, because a family imports the classes of its models.
-    return cast("ModelFamily", import_module(f"glm_grpo.models.{name}.family"))
+    family = import_module(f"glm_grpo.models.{_find_family(path)}.family")
+    return FoundModel(cast("ModelFamily", family), path)
 
 
-def _family_in(path: str) -> str:
-    if (Path(path) / "model_index.json").is_file():
-        return _GLM_IMAGE
-    return _family_by(_read_config(Path(path) / "config.json"), path)
+def _find_family(path: str) -> str:
+    families = {name: _files_of(name) for name in _FAMILIES}
+    is_folder = Path(path).is_dir()
+    for name, family in families.items():
+        if path in family.PUBLISHED and not is_folder:
+            return name
+    described = _describe(Path(path).joinpath) if is_folder else _describe_on_hub(path)
+    for name, family in families.items():
+        if family.is_own(path, described):
+            return name
+    if described:
+        kind = described.get("_class_name", described.get("model_type"))
+        examples = [hub_id for family in families.values() for hub_id in family.PUBLISHED]
+        raise ConfigError(
+            f"model.path is {path!r}: its kind is {kind!r}, and only "
+            f"{' and '.join(family.NAME for family in families.values())} can be trained; give the "
+            f"top folder, or the hub id, of a model like {' or '.join(examples)}"
+        )
+    return _FAMILIES[0]
+
+
+def _files_of(name: str) -> FamilyFiles:
+    return cast("FamilyFiles", import_module(f"glm_grpo.models.{name}.files"))
 
 
 @lru_cache
-def _family_on_hub(path: str) -> str:
-    """Family by the config of a hub id, from the cache or the hub."""
-    if path.count("/") != 1 or path.startswith((".", "/", "~")):
-        return _GLM_IMAGE
-    if path.startswith("deepseek-ai/Janus"):
-        # All of them, which needs no network to say.
-        return _family_by({"model_type": "multi_modality"}, path)
-    try:
-        found = hf_hub_download(path, "config.json")
-    except (OSError, ValueError):
-        # A pipeline has no config at its top; a hub that cannot be reached is named later.
-        return _GLM_IMAGE
-    return _family_by(_read_config(Path(found)), path)
+def _describe_on_hub(path: str) -> dict[str, Any]:
+    """What a hub id's files say, from the cache or the hub."""
+    return _describe(partial(hf_hub_download, path)) if is_hub_id(path) else {}
 
 
-def _family_by(config: dict[str, Any], path: str) -> str:
-    kind = config.get("model_type")
-    if kind == "multi_modality":
-        raise ConfigError(
-            f"model.path is {path!r}: Janus in its original layout (model_type multi_modality), "
-            "which transformers does not load; use the converted one, such as "
-            "deepseek-community/Janus-Pro-1B or deepseek-community/Janus-Pro-7B"
-        )
-    return _JANUS_PRO if kind == "janus" else _GLM_IMAGE
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+def _describe(locate: Callable[[str], Path | str]) -> dict[str, Any]:
+    for name in ("model_index.json", "config.json"):
+        try:
+            values = json.loads(Path(locate(name)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(values, dict):
+            return values
+    return {}

@@ -23,6 +23,11 @@ _MOST_NAMED = 3
 """Number of parameters that an error lists, of possibly thousands."""
 
 
+def is_hub_id(path: str) -> bool:
+    """Whether a path has the form of a hub id, owner/name."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
+
+
 def find_folder(path: str, fetch: Callable[[], str]) -> Path:
     """Find the folder of a model.
 
@@ -33,7 +38,7 @@ def find_folder(path: str, fetch: Callable[[], str]) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return folder
-    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+    if not is_hub_id(path):
         raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and a hub id has the form "
             "owner/name; give an existing folder, a hub id such as zai-org/GLM-Image or "

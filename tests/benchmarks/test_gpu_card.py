@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_card
 from benchmarks.full_size.scale import FULL, Bench, make_batch
-from glm_grpo.models.glm_image.planner import PUBLISHED_ID
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.plan.devices import DEVICES
 
 ROWS = {

@@ -38,13 +38,29 @@ def test_a_family_is_known_by_its_published_ids(path, name):
         ("model_index.json", {"_class_name": "GlmImagePipeline"}, "GLM-Image"),
         ("config.json", {"model_type": "janus"}, "Janus-Pro"),
         # GLM-Image says what is missing.
-        ("config.json", {"model_type": "llama"}, "GLM-Image"),
         ("other.json", {}, "GLM-Image"),
     ],
 )
 def test_a_family_is_known_by_the_files_of_a_folder(file, content, name, tmp_path):
     (tmp_path / file).write_text(json.dumps(content))
     assert name == find_model(str(tmp_path)).family.NAME
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "kind"),
+    [
+        ("model_index.json", {"_class_name": "StableDiffusionPipeline"}, "StableDiffusionPipeline"),
+        ("model_index.json", {"transformer": ["diffusers", "SomeModel"]}, None),
+        ("config.json", {"model_type": "llama"}, "llama"),
+    ],
+)
+def test_a_model_of_no_family_is_refused(file, content, kind, tmp_path):
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        find_model(str(tmp_path))
+    rule = f"its kind is {kind!r}, and only GLM-Image and Janus-Pro can be trained"
+    assert rule in str(caught.value)
+    assert "a model like zai-org/GLM-Image or deepseek-community/Janus-" in str(caught.value)
 
 
 def test_a_hub_id_is_known_by_its_config(tmp_path, monkeypatch):

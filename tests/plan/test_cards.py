@@ -6,7 +6,7 @@ import pytest
 
 from glm_grpo.config import compose_config
 from glm_grpo.models.find import find_model
-from glm_grpo.models.glm_image.planner import PUBLISHED_ID
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.fit import ConfigPlanner
 

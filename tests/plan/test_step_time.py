@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.planner import (
-    PUBLISHED_ID,
     GlmImagePlanner,
     PartConfigs,
     read_part_configs,

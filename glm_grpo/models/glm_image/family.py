@@ -14,6 +14,7 @@ from glm_grpo.models.export_page import StockSettings
 from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
+from glm_grpo.models.glm_image.files import NAME, PUBLISHED_ID
 from glm_grpo.models.glm_image.loading import (
     check_index,
     check_model,
@@ -21,12 +22,7 @@ from glm_grpo.models.glm_image.loading import (
     check_target_size,
     load_pipeline,
 )
-from glm_grpo.models.glm_image.planner import (
-    PUBLISHED_ID,
-    GlmImagePlanner,
-    read_part_configs,
-    trained_side,
-)
+from glm_grpo.models.glm_image.planner import GlmImagePlanner, read_part_configs, trained_side
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
 from glm_grpo.models.glm_image.token_grid import PIXELS_PER_TOKEN
@@ -49,8 +45,6 @@ __all__ = [
     "knows_sizes",
     "load_pipeline",
 ]
-
-NAME = "GLM-Image"
 
 TEXT_RULE: TextRule | None = GLYPH_RULE
 

@@ -24,6 +24,7 @@ from glm_grpo.config.sections import RolloutSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import DTYPES
 from glm_grpo.models.glm_image.decoder import decoded_at_once
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.model_folder import read_config
 from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.glm_image.quantization import hold_in_8_bits
@@ -31,9 +32,6 @@ from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.models.model_files import damage_named
 from glm_grpo.models.module_sizes import count_flops, part_bytes
 from glm_grpo.models.planning import LanguageShape, PartBytes
-
-PUBLISHED_ID = "zai-org/GLM-Image"
-"""Hub id of the model whose sizes are known without its files."""
 
 _PUBLISHED: dict[str, dict[str, Any]] = {
     # Values of the published config.json files that differ from the defaults of the class.

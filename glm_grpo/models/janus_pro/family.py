@@ -11,6 +11,7 @@ from glm_grpo.models.export_page import StockSettings
 from glm_grpo.models.family import refuse, unused_key_problems
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
 from glm_grpo.models.janus_pro.export import export_adapter, export_folder
+from glm_grpo.models.janus_pro.files import NAME
 from glm_grpo.models.janus_pro.loading import JanusPro, check_model, image_side, load_pipeline
 from glm_grpo.models.janus_pro.planner import (
     JanusProPlanner,
@@ -38,8 +39,6 @@ __all__ = [
     "knows_sizes",
     "load_pipeline",
 ]
-
-NAME = "Janus-Pro"
 
 TEXT_RULE: TextRule | None = None
 

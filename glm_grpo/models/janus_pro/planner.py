@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,13 @@ from glm_grpo.config import Config
 from glm_grpo.config.sections import RolloutSection
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.models.base import DTYPES
+from glm_grpo.models.janus_pro.files import PUBLISHED
 from glm_grpo.models.janus_pro.loading import image_side, read_config, read_processor
 from glm_grpo.models.janus_pro.network import guidance_of
 from glm_grpo.models.janus_pro.prompt_inputs import longest_prompt_tokens
+from glm_grpo.models.model_files import is_hub_id
 from glm_grpo.models.module_sizes import count_flops, part_bytes
 from glm_grpo.models.planning import LanguageShape, PartBytes
-
-_SIZES: Mapping[str, tuple[int, int, int, int]] = {
-    "deepseek-community/Janus-Pro-1B": (2048, 5632, 24, 16),
-    "deepseek-community/Janus-Pro-7B": (4096, 11008, 30, 32),
-}
-"""Width, MLP width, layers and heads of models whose sizes are known without their files."""
 
 _STORED_STATES, _BACKWARD_STATES = 5, 4
 """See `LanguageShape`; measured on stock layers (LOG.md, "Janus-Pro")."""
@@ -39,14 +35,14 @@ _PIXEL_COPIES, _FLOAT32 = 3, 4
 
 def knows_sizes(path: str) -> bool:
     """Whether it is a published model, a folder of one, or a hub id whose config is cached."""
-    return path in _SIZES or find_config_folder(path) is not None
+    return path in PUBLISHED or find_config_folder(path) is not None
 
 
 def find_config_folder(path: str) -> Path | None:
     """Folder with the config: the model's, or that of a hub id's files in the cache."""
     if Path(path).is_dir():
         return Path(path) if (Path(path) / "config.json").is_file() else None
-    cached = try_to_load_from_cache(path, "config.json") if path.count("/") == 1 else None
+    cached = try_to_load_from_cache(path, "config.json") if is_hub_id(path) else None
     return Path(cached).parent if isinstance(cached, str) else None
 
 
@@ -55,13 +51,13 @@ def read_sizes(path: str) -> Any:
     folder = Path(path) if Path(path).is_dir() else find_config_folder(path)
     if folder is not None:
         return read_config(folder)
-    if path not in _SIZES:
+    if path not in PUBLISHED:
         raise ConfigError(
             f"model.path is {path!r}: there is no such folder, and without one only the sizes of "
-            f"{' and '.join(_SIZES)} are known; give a folder with its config.json "
+            f"{' and '.join(PUBLISHED)} are known; give a folder with its config.json "
             f"(`hf download {path} config.json --local-dir FOLDER`), which needs no weights"
         )
-    width, mlp_width, layers, heads = _SIZES[path]
+    width, mlp_width, layers, heads = PUBLISHED[path]
     return JanusConfig.from_dict(
         {
             "text_config": {

@@ -11,8 +11,8 @@ from diffusers import AutoencoderKL, GlmImagePipeline
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.planner import (
-    PUBLISHED_ID,
     GlmImagePlanner,
     PartConfigs,
     read_part_configs,

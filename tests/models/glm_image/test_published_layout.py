@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.planner import (
-    PUBLISHED_ID,
     build_part,
     read_part_configs,
     trained_side,

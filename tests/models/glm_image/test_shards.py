@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.planner import (
-    PUBLISHED_ID,
     GlmImagePlanner,
     PartConfigs,
     read_part_configs,
