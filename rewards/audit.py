@@ -30,7 +30,7 @@ class TermAudit:
             of `std` that training sees.
         zero_std_fraction: Fraction of groups whose images all have the same score, see
             `weighting.is_zero_std`; 0..1.
-        advantage_share: See `reweigh.advantage_shares`; the shares of all terms add up to 1.
+        advantage_share: See `weighting.advantage_shares`; the shares of all terms add up to 1.
     """
 
     name: str
@@ -93,7 +93,7 @@ def correlations(table: RewardTable) -> Float64[Tensor, "R R"]:
     covariance = torch.einsum("pgr,pgs->rs", centred, centred)
     # [r, s]: variance of term r, over the groups to which s applies as well.
     variance = centred.square().sum(dim=1).T @ table.is_applicable.double()
-    # For a flat term, 0 / 0 gives the documented NaN.
+    # For a term without variance, 0 / 0 gives the documented NaN.
     return (covariance / (variance * variance.T).sqrt()).clamp(-1.0, 1.0)
 
 
@@ -110,11 +110,11 @@ def headroom(scores: Float32[Tensor, "P G"]) -> float:
 def saturation(scores: Float32[Tensor, "P G"]) -> float:
     """Fraction of a group's other images that score as high as its best one, averaged over groups.
 
-    0 if every group has a single best image, 1 if all groups are flat, NaN for single images. It
-    grows when a term has reached its ceiling, without the need to know that ceiling: the best
+    0 if every group has a single best image, 1 if all are zero-std groups, NaN for single images.
+    It grows when a term has reached its ceiling, without the need to know that ceiling: the best
     possible score is 1 for some terms and unknown or infinite for others. A term stuck at its floor
     is tied in the same way; its mean distinguishes the two cases. Differences within
-    `reweigh.ZERO_STD_TOLERANCE` count as equal.
+    `weighting.ZERO_STD_TOLERANCE` count as equal.
     """
     is_missing = scores.isnan()
     best = scores.masked_fill(is_missing, -math.inf).amax(dim=1, keepdim=True)

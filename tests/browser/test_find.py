@@ -61,7 +61,7 @@ def test_find_filters_and_sorts_by_what_the_address_says(open_find: OpenGallery)
         # As text, not as a pattern, and whatever the case: `plain` and `masked` have quotes.
         ({"text": 'WORD "'}, 2 * 12),
         ({"from": 2, "to": 3}, 2 * 12),
-        ({"flat": 1}, 12),
+        ({"zero_std": 1}, 12),
         ({"masked": 1}, 12),
         # One of `plain`, `masked` and `hostile` in each step; `flat` has none.
         ({"best": 1}, 4 * 3),

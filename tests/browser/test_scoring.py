@@ -26,7 +26,8 @@ def make_table() -> RewardTable:
     raw = torch.rand(STEPS * PROMPTS, IMAGES, len(NAMES), generator=generator)
     raw[::PROMPTS] = raw[::PROMPTS, :1]
     raw[1::PROMPTS, :2] = raw[1::PROMPTS, 2:3]
-    # Flat, by little, and not: float32 leaves enough digits of the differences for a share to 1e-6.
+    # The first is a zero-std group up to rounding, the second is not: float32 leaves enough digits
+    # of its differences for a share to 1e-6.
     raw[2, :, :] = 0.5 + 2.0**-24 * torch.arange(IMAGES)[:, None]
     raw[3, :, :] = 0.5 + 2.0**-14 * torch.arange(IMAGES)[:, None]
     is_applicable = torch.rand(STEPS * PROMPTS, len(NAMES), generator=generator) < 0.7
@@ -99,7 +100,7 @@ def test_pages_score_as_training_does(
 ) -> None:
     table = make_table()
     penalty = 0.1 * torch.randn(table.raw.shape[:2], generator=torch.Generator().manual_seed(4))
-    # The first group is flat only where nothing was taken off.
+    # The first group is a zero-std group only where nothing was taken off.
     penalty[0] = 0.0
     steps = to_steps(table, penalty)
     # One stored total does not follow from the scores.
@@ -135,8 +136,8 @@ def test_pages_score_as_training_does(
         assert group["after"]["totals"] == close_to(after[row])
         assert group["after"]["advantages"] == close_to(advantages[row])
     assert not advantages[0].any()
-    assert [group["before"]["isFlat"] for group in groups] == is_zero_std(before).tolist()
-    assert [group["after"]["isFlat"] for group in groups] == is_zero_std(after).tolist()
+    assert [group["before"]["isZeroStd"] for group in groups] == is_zero_std(before).tolist()
+    assert [group["after"]["isZeroStd"] for group in groups] == is_zero_std(after).tolist()
     assert [group["isWinnerChanged"] for group in groups] == winner_changes(before, after).tolist()
     taus = kendall_taus(before, after)
     assert [group["tau"] for group in groups] == [

@@ -78,7 +78,7 @@ def assert_shows(page: Page, run: RunFolder, overrides: list[str]) -> None:
     expect(page.locator("pre").nth(1)).to_have_text(command)
     expected = rescore(run, overrides)
     assert read_figure(page, "winners") == [expected.changed_winners]
-    assert read_figure(page, "flat") == [expected.zero_std_before, expected.zero_std_after]
+    assert read_figure(page, "zero-std") == [expected.zero_std_before, expected.zero_std_after]
     assert read_figure(page, "images") == [expected.images]
     assert read_figure(page, "tau") == pytest.approx([expected.rank_correlation], abs=1e-6)
     shares = {term.name: [term.share_before, term.share_after] for term in expected.terms}
@@ -175,7 +175,7 @@ def test_weights_list_groups_by_what_changes_and_say_what_rescore_refuses(
 ) -> None:
     # Totals of `plain`, 0.5 lpips + 0.25 ocr, rank samples 2, 0, 1; -0.5 lpips + 1 ocr gives
     # -0.5, 0.375 and 0: the order 1, 2, 0. `hostile` has lpips alone and turns round. `masked`
-    # has ocr alone and `flat` is flat: both stay.
+    # has ocr alone and `flat` is a zero-std group: both stay.
     page = open_gallery(fragment(w__lpips=-0.5, w__ocr=1), run=whole_run, allows=NOT_FOUND)
     assert read_figure(page, "images") == [4 * 4 * 3]
     expect(page.locator(".weights-group.is-changed")).to_have_count(8)
@@ -187,7 +187,7 @@ def test_weights_list_groups_by_what_changes_and_say_what_rescore_refuses(
     # Of the three pairs of `plain` only 1-2 and 0-1 turn round: (1 - 2) / 3.
     expect(plain).to_contain_text("tau \u22120.333")
     # Eight groups of sixteen change; twelve are listed, those that stay as they are last, ten on a
-    # page. The four flat ones are folded away.
+    # page. The four zero-std ones are folded away.
     headings = page.locator(".weights-group h4")
     expect(headings).to_have_count(10)
     assert all("plain" in text or "script" in text for text in headings.all_inner_texts()[:8])

@@ -55,8 +55,8 @@ def test_audit_gives_mean_and_spreads_of_each_term() -> None:
     assert term.std_within == pytest.approx(math.sqrt(2.5))
 
 
-def test_audit_counts_flat_groups() -> None:
-    # One rounding apart is flat.
+def test_audit_counts_zero_std_groups() -> None:
+    # One rounding apart counts as equal.
     near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     table = make_table(by_term([[0.3, near]], [[0.3, 0.4]], [[0.0, 0.0]], [[1.0, 2.0]]))
     assert audit_table(table, mode="weighted_sum").terms[0].zero_std_fraction == 0.5
@@ -108,8 +108,8 @@ def test_correlations_are_over_the_groups_to_which_both_apply() -> None:
     assert_equal(correlations(table), [[1.0, 1.0], [1.0, 1.0]])
 
 
-def test_correlations_of_flat_or_never_common_terms_are_undefined() -> None:
-    # The first term is flat but for rounding; the others have no prompt in common.
+def test_correlations_of_constant_or_never_common_terms_are_undefined() -> None:
+    # The first term is constant but for rounding; the others have no prompt in common.
     near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     table = make_table(
         by_term([[0.3, near], [0.0, 1.0], [7.0, 7.0]], [[0.3, 0.3], [0.0, 0.0], [0.0, 1.0]]),
@@ -141,7 +141,7 @@ def test_decoder_fraction_is_the_quotient_of_mean_sample_variances() -> None:
 
 
 def test_decoder_fraction_is_over_applicable_prompts_and_not_clipped() -> None:
-    # First term, prompt 0 alone: 2 / 0.5. Second: (2 + 2) / (0.5 + 0.5). Third: flat but for
+    # First term, prompt 0 alone: 2 / 0.5. Second: (2 + 2) / (0.5 + 0.5). Third: equal but for
     # rounding.
     near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     group = [[0.0, 1.0], [0.0, 1.0], [0.3, near]]

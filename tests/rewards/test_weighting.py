@@ -85,14 +85,14 @@ def test_combine_normalised_standardises_each_term_in_its_group() -> None:
     assert_equal(combine(table, mode="normalize_then_sum"), expected)
 
 
-def test_combine_normalised_is_exactly_zero_for_flat_terms() -> None:
+def test_combine_normalised_is_exactly_zero_in_zero_std_groups() -> None:
     # One rounding apart: no difference between images, so none between totals.
     neighbour = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     table = make_table([[[0.3], [neighbour], [0.3]]], [1.0])
     assert combine(table, mode="normalize_then_sum").tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_scores_are_flat_up_to_eight_roundings_apart() -> None:
+def test_scores_are_zero_std_up_to_eight_roundings_apart() -> None:
     # Float32 has steps of 2^-23 from 1 to 2. The spread may be 8 of them, times the largest score.
     step = 2.0**-23
     first = [1.0, 1.0, -1.0, 0.0]
@@ -196,7 +196,7 @@ def test_shares_are_averaged_over_groups_that_vary() -> None:
     assert_equal(advantage_shares(make_table(raw, [1.0, 1.0]), mode="weighted_sum"), [0.5, 0.5])
 
 
-def test_shares_are_zero_where_every_group_is_flat() -> None:
+def test_shares_are_zero_where_every_group_is_zero_std() -> None:
     table = make_table([[[0.5, 0.1], [0.5, 0.1]]], [1.0, 1.0])
     assert advantage_shares(table, mode="weighted_sum").tolist() == [0.0, 0.0]
 
@@ -226,7 +226,7 @@ def test_placed_contributions_add_up_to_those_of_the_terms(mode: Mode) -> None:
     assert placed[2, :, 1].count_nonzero() == 0
 
 
-def test_a_group_that_is_flat_in_a_term_has_no_placed_contribution_once_standardised() -> None:
+def test_a_zero_std_group_of_a_term_has_no_placed_contribution_once_standardised() -> None:
     # Rounding of the sum of parts must not be scaled up to a standard deviation of 1.
     parts = torch.tensor([[[[0.25, 0.75]], [[0.75, 0.25]]]])
     table = replace(make_table([[[1.0], [1.0]]], [1.0]), score_map={"term_0": parts})
@@ -298,7 +298,7 @@ def test_refused_images_have_no_say_in_the_scale_of_evaluations() -> None:
         combine(later, mode="normalize_then_sum", untrained=make_table([[[NAN]]], [1.0]))
 
 
-def test_a_group_with_fewer_than_two_scores_is_flat() -> None:
+def test_a_group_with_fewer_than_two_scores_is_zero_std() -> None:
     scores = torch.tensor([[0.1, NAN, NAN], [NAN, NAN, NAN], [0.1, NAN, 0.2], [0.1, NAN, 0.1]])
     assert is_zero_std(scores).tolist() == [True, True, False, True]
     table = make_table([[[0.1], [NAN], [NAN]]], [1.0])

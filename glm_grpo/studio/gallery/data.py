@@ -49,13 +49,15 @@ EVALUATION_COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
     *(RAW, NOTE, SOURCES),
 )
-ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", "is_flat")
+_IS_ZERO_STD = "is_flat"
+"""Column of zero-std groups, as runs store it."""
+ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", _IS_ZERO_STD)
 CREDIT_COLUMNS = ("prompt_id", "image", CREDIT, PIECES)
 _NUMBERS = ("total", "penalty", "advantage")
 
 _MISSING = "numbers are missing or not finite for some images of a prompt"
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the data files, for scripts that read them."""
 _CHUNK_STEPS = 10
 _LEAST_SCALE = 0.25
@@ -254,8 +256,8 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
     if SOURCES in columns:
         group["sources"] = [picture_name(name) for name in columns[SOURCES][0]]
     group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
-    if "is_flat" in columns:
-        group["is_flat"] = columns["is_flat"][0]
+    if _IS_ZERO_STD in columns:
+        group["is_zero_std"] = columns[_IS_ZERO_STD][0]
     return group
 
 

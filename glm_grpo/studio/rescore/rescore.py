@@ -154,8 +154,8 @@ class Rescoring:
         groups: Number of groups, one per step and prompt.
         images: Number of images.
         changed_winners: Number of groups in which no best image is still among the best.
-        rank_correlation: Kendall's tau-b of the totals, averaged over the groups that are flat
-            neither before nor after; None if there is no such group.
+        rank_correlation: Kendall's tau-b of the totals, averaged over the groups with a std
+            before and after; None if there is no such group.
         ranked_groups: Number of those groups.
         zero_std_before: Number of groups whose images had equal totals.
         terms: Terms in the order of the R axis, except those that apply to no sampled prompt.

@@ -155,7 +155,7 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
         "total": [pytest.approx(0.21), pytest.approx(0.4 / 3 + 0.05 + 0.3)],
         "penalty": [0.0, 0.1],
         "advantage": [-0.7, 0.7],
-        "is_flat": False,
+        "is_zero_std": False,
     }
     assert second == {
         "prompt_id": "b",
@@ -170,7 +170,7 @@ def test_step_holds_every_field_of_its_groups(run: Any) -> None:
         "total": [pytest.approx(0.7), -2.5],
         "penalty": [0.0, pytest.approx(-3.2)],
         "advantage": [0.0, 0.0],
-        "is_flat": True,
+        "is_zero_std": True,
     }
 
 

@@ -174,7 +174,7 @@ def test_page_shows_target_reconstruction_best_and_worst_sample(path: Path, page
     assert "ninth" not in page.texts
 
 
-def test_page_shows_two_samples_of_a_flat_group(tmp_path: Path) -> None:
+def test_page_shows_two_samples_of_a_zero_std_group(tmp_path: Path) -> None:
     write_probe(with_other(), make_samples("flat", totals=(0.5, 0.5, 0.5)), tmp_path)
     best, worst = (np.asarray(Image.open(tmp_path / f"prompt-1-{n}.png")) for n in (3, 4))
     assert (best != worst).all()

@@ -199,9 +199,9 @@ def test_report_decode_correlates_each_term_and_divides_images_by_seconds() -> N
 
 
 def test_equal_weights_give_all_terms_one_spread_and_are_as_large_as_those_given() -> None:
-    # Std inside groups, and the fraction of groups that are flat; the last is only watched.
+    # Std inside groups, and the fraction of zero-std groups; the last is only watched.
     spreads = [(0.5, 0.0), (0.125, 0.5), (1e-9, 1.0), (NAN, NAN), (1.0, 0.0)]
-    audits = [make_term(std_within=std, zero_std_fraction=flat).audit for std, flat in spreads]
+    audits = [make_term(std_within=std, zero_std_fraction=zero).audit for std, zero in spreads]
     weights = torch.tensor([0.3, -0.3, 0.2, 0.2, 0.0])
     found = equal_weights(audits, weights, mode="weighted_sum")
     # 1 / std is 2 and 8: a fifth and four fifths of 1.

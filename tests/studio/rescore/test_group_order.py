@@ -16,8 +16,8 @@ def test_kendall_taus_equal_those_of_scipy() -> None:
     torch.testing.assert_close(kendall_taus(before, after), torch.tensor(expected).float())
 
 
-def test_kendall_taus_are_not_defined_where_a_group_is_flat() -> None:
-    # Flat before, flat but for rounding after, flat in both; then upside down.
+def test_kendall_taus_are_not_defined_in_a_zero_std_group() -> None:
+    # No spread before, none but rounding after, none in both; then upside down.
     nearly = 0.7 + 1e-7 * torch.arange(3.0)
     before = torch.stack([torch.ones(3), torch.arange(3.0), torch.ones(3), torch.arange(3.0)])
     after = torch.stack([torch.arange(3.0), nearly, torch.zeros(3), -torch.arange(3.0)])

@@ -140,7 +140,7 @@ def test_rescore_with_the_own_weights_gives_what_the_run_stored_to_the_bit(
     config = make_config(configs_dir, *options, "advantage.clip=1.2", prompts=5, images=6)
     folder = store_run(tmp_path, config, *random_steps(config, 3, seed=3))
     rescoring = rescore(folder, [])
-    # The first group of every step is flat. 3 * 5 groups of 6 images.
+    # The first group of every step is a zero-std group. 3 * 5 groups of 6 images.
     assert (rescoring.steps, rescoring.groups, rescoring.images) == (3, 15, 90)
     assert (rescoring.zero_std_before, rescoring.ranked_groups) == (3, 12)
     assert (rescoring.changed_winners, rescoring.rank_correlation) == (0, 1.0)

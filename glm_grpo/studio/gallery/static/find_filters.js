@@ -45,7 +45,7 @@
       ${columns.filter(isRanged).map((column) => html`<${Range} key=${column.id} column=${column} images=${images}
         bounds=${BOUNDS.map((bound) => params[`${bound}.${column.id}`])} set=${set} />`)}
       ${box("best", "Best of its group")}
-      ${box("flat", "Zero-std groups")}
+      ${box("zero_std", "Zero-std groups")}
       ${box("masked", "Terms that do not apply")}
       ${canaries.length > 0 && choice("canary", "Canary outside its band", [
         ["", "does not matter"], ["any", "any canary"], ...canaries.map((name) => [name, name]),

@@ -41,7 +41,7 @@
         step,
         group,
         departures,
-        isFlat: group.is_flat === true,
+        isZeroStd: group.is_zero_std === true,
         isMasked: gallery.run.reward.terms.some((term) => group.raw[term.name] == null),
         /* Where all are best, as in a zero-std group, none is better than another. */
         hasBest: best.includes(false),
@@ -119,7 +119,7 @@
 
   /** What the address asks for, as a list of tests that an image must pass. */
   function listTests(params, columns) {
-    const { text, read, id, from, to, flat, masked, best, canary } = params;
+    const { text, read, id, from, to, zero_std: onlyZeroStd, masked, best, canary } = params;
     const tests = [];
     const words = (text ?? "").toLowerCase();
     if (words) tests.push(({ shared }) => shared.searched.includes(words));
@@ -128,7 +128,7 @@
     if (id) tests.push(({ shared }) => shared.group.prompt_id === id);
     if (isNumber(from)) tests.push(({ shared }) => shared.step >= Number(from));
     if (isNumber(to)) tests.push(({ shared }) => shared.step <= Number(to));
-    if (flat) tests.push(({ shared }) => shared.isFlat);
+    if (onlyZeroStd) tests.push(({ shared }) => shared.isZeroStd);
     if (masked) tests.push(({ shared }) => shared.isMasked);
     if (best) tests.push(({ isBest }) => isBest);
     if (canary === "any" && listCanaries().length) tests.push(({ shared }) => shared.departures.length > 0);

@@ -57,7 +57,7 @@
     return html`<section class="group panel" ref=${near} aria-labelledby=${id}>
       <h3 ref=${heading} id=${id} tabindex="-1">
         <span dir="auto">${clip(group.prompt_id)}</span>
-        ${group.is_flat && html` <strong class="badge" title="All totals are equal">zero-std group: the policy learns nothing from it</strong>`}
+        ${group.is_zero_std && html` <strong class="badge" title="All totals are equal">zero-std group: the policy learns nothing from it</strong>`}
       </h3>
       <p class="group-prompt"><${PromptText} text=${group.prompt} /> ${credit && html`<${Scale} credit=${credit} />`}</p>
       ${masked.length > 0 && html`<p class="soft">Terms that do not apply here: ${masked.join(", ")}</p>`}

@@ -174,10 +174,10 @@
 
   function describe(step, groups) {
     const totals = groups.flatMap((group) => group.total);
-    const flat = groups.filter((group) => group.is_flat).length;
+    const zeroStd = groups.filter((group) => group.is_zero_std).length;
     return (
       `Step ${step}: ${parts.counted(groups.length, "prompt")}, ${totals.length} samples, ` +
-      `mean total ${fmt(parts.mean(totals))}, ${parts.counted(flat, "zero-std group")}.`
+      `mean total ${fmt(parts.mean(totals))}, ${parts.counted(zeroStd, "zero-std group")}.`
     );
   }
 

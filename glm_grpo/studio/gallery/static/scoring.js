@@ -9,15 +9,15 @@
   const { isKnown, mean, sum } = window.glmGallery.parts;
 
   /* Of the largest |value| of a group: values that differ by no more are equal; see rewards.weighting. */
-  const FLAT_TOLERANCE = 2 ** -20;
+  const ZERO_STD_TOLERANCE = 2 ** -20;
   /* Of the largest part, or of 1: a stored total further away was weighted in another way. */
   const STORED_TOLERANCE = 1e-5;
 
   /** Weights that give no total; the message says value, rule and remedy. */
   class WeighingError extends Error {}
 
-  const toleranceOf = (values) => FLAT_TOLERANCE * Math.max(0, ...values.filter(isKnown).map(Math.abs));
-  function isFlat(values) {
+  const toleranceOf = (values) => ZERO_STD_TOLERANCE * Math.max(0, ...values.filter(isKnown).map(Math.abs));
+  function isZeroStd(values) {
     const known = values.filter(isKnown);
     return Math.max(...known) - Math.min(...known) <= toleranceOf(known);
   }
@@ -27,7 +27,7 @@
 
   /* Less their mean; 0 where they are all equal. */
   function centre(values) {
-    const middle = isFlat(values) ? null : mean(values);
+    const middle = isZeroStd(values) ? null : mean(values);
     return values.map((value) => (isKnown(value) && middle === null ? 0 : value - middle));
   }
 
@@ -132,7 +132,7 @@
         const centred = centre(totals);
         const variance = dot(centred, centred);
         const shares = Object.values(parts).map((part) => (part ? dot(part, centred) / variance : 0));
-        const order = { isFlat: variance === 0, best: best(totals), orders: pairOrders(totals) };
+        const order = { isZeroStd: variance === 0, best: best(totals), orders: pairOrders(totals) };
         return { step, group, parts, totals, shares, ...order };
       });
       const returns = scored.map(({ group, totals }) => totals.map((total, image) => total - group.penalty[image]));
@@ -142,11 +142,11 @@
   }
 
   function meanShare(scored, term) {
-    const varied = scored.filter((each) => !each.isFlat);
+    const varied = scored.filter((each) => !each.isZeroStd);
     return varied.length ? mean(varied.map(({ shares }) => shares[term])) : 0;
   }
 
-  /* Of one group under two rewards. Kendall's tau-b, null where it is flat before or after. */
+  /* Of one group under two rewards. Kendall's tau-b, null where it is a zero-std group before or after. */
   function compareGroup(before, after) {
     const untied = dot(before.orders, before.orders) * dot(after.orders, after.orders);
     const changes = (after.advantages ?? []).map((value, image) => Math.abs(value - before.advantages[image]));
@@ -172,8 +172,8 @@
       changedWinners: perGroup.filter((each) => each.isWinnerChanged).length,
       rankCorrelation: taus.length ? mean(taus) : null,
       rankedGroups: taus.length,
-      flatBefore: before.filter((each) => each.isFlat).length,
-      flatAfter: after.filter((each) => each.isFlat).length,
+      zeroStdBefore: before.filter((each) => each.isZeroStd).length,
+      zeroStdAfter: after.filter((each) => each.isZeroStd).length,
       differingGroups: before.filter(({ parts, group }) => !areTotals(parts, group.total)).length,
       terms: names.map((name, term) => ({ name, shareBefore: meanShare(before, term), shareAfter: meanShare(after, term) })),
     };

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const SCHEMA = 2;
+  const SCHEMA = 3;
   const PARALLEL_LOADS = 4;
   const REMEDY = "to write it again, run glm-grpo gallery RUN";
 

@@ -255,11 +255,11 @@
   }
 
   function Summary({ comparison }) {
-    const { perGroup, changedWinners, rankCorrelation, rankedGroups, flatBefore, flatAfter } = comparison;
+    const { perGroup, changedWinners, rankCorrelation, rankedGroups, zeroStdBefore, zeroStdAfter } = comparison;
     const groups = perGroup.length;
     const said = useSettled(
       `${changedWinners} of ${counted(groups, "group")} change their winner. ` +
-        `Mean of Kendall's tau ${fmt(rankCorrelation)}. Zero-std groups ${flatBefore} before, ${flatAfter} after.`,
+        `Mean of Kendall's tau ${fmt(rankCorrelation)}. Zero-std groups ${zeroStdBefore} before, ${zeroStdAfter} after.`,
     );
     return html`<section class="weights-summary" aria-labelledby="weights-summary-title">
       <h3 id="weights-summary-title">What changes</h3>
@@ -279,14 +279,14 @@
           <dt>mean Kendall's tau: 1 if no order changes</dt>
           <dd>
             <data value=${rankCorrelation ?? ""}>${fmt(rankCorrelation)}</data>
-            <span class="soft"> over ${counted(rankedGroups, "group")} that ${rankedGroups === 1 ? "is" : "are"} not flat</span>
+            <span class="soft"> over ${counted(rankedGroups, "group")} that ${rankedGroups === 1 ? "is" : "are"} not zero-std</span>
           </dd>
         </div>
-        <div data-figure="flat">
+        <div data-figure="zero-std">
           <dt>zero-std groups: nothing to learn</dt>
           <dd>
-            <data value=${flatBefore}>${flatBefore}</data> in the run,${" "}
-            <data value=${flatAfter}>${flatAfter}</data> now
+            <data value=${zeroStdBefore}>${zeroStdBefore}</data> in the run,${" "}
+            <data value=${zeroStdAfter}>${zeroStdAfter}</data> now
           </dd>
         </div>
         <div data-figure="images">

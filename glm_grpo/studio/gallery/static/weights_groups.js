@@ -34,8 +34,8 @@
     return Math.max(...totals) - Math.min(...totals);
   }
 
-  /** Flat with both rewards: eight equal images, from which nothing is learned. */
-  const isAlwaysFlat = ({ before, after }) => before.isFlat && after.isFlat;
+  /** Without a standard deviation under both rewards: eight equal images, from which nothing is learned. */
+  const isAlwaysZeroStd = ({ before, after }) => before.isZeroStd && after.isZeroStd;
 
   /** The value of at most an interval ago; values between are skipped. */
   function useThrottled(value, interval) {
@@ -62,7 +62,7 @@
     const sorting = Object.hasOwn(SORTINGS, params.sort) ? params.sort : "winner";
     const listed = useMemo(() => {
       const listed = comparison.perGroup.filter(
-        (group) => !isAlwaysFlat(group) && (!params.changed || group.isWinnerChanged),
+        (group) => !isAlwaysZeroStd(group) && (!params.changed || group.isWinnerChanged),
       );
       const change = CHANGES[sorting];
       const then = CHANGES[areAdvantagesKnown ? "advantage" : "order"];
@@ -71,8 +71,8 @@
           change(other) - change(one) || then(other) - then(one) || spreadOf(other) - spreadOf(one),
       );
     }, [comparison, sorting, params.changed]);
-    const flat = useMemo(() => comparison.perGroup.filter(isAlwaysFlat), [comparison]);
-    const [isFlatOpen, setIsFlatOpen] = useState(false);
+    const zeroStd = useMemo(() => comparison.perGroup.filter(isAlwaysZeroStd), [comparison]);
+    const [isZeroStdOpen, setIsZeroStdOpen] = useState(false);
     const open = (at) => enlarge({ at, large: 1 });
     const pages = Math.max(1, Math.ceil(listed.length / PAGE_SIZE));
     const page = Math.min(Math.max(Number.parseInt(params.page, 10) || 1, 1), pages);
@@ -96,20 +96,20 @@
         <label><input type="checkbox" checked=${Boolean(params.changed)}
           onChange=${(event) => set({ changed: event.currentTarget.checked ? 1 : null })} /> only groups whose winner changes</label>
       </div>
-      ${listed.length === 0 && html`<p>${params.changed ? "The winner changes in no group." : "All groups are flat."}</p>`}
+      ${listed.length === 0 && html`<p>${params.changed ? "The winner changes in no group." : "All groups are zero-std groups."}</p>`}
       <ol class="weights-groups">
         ${shown.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
           compared=${compared} onOpen=${open} />`)}
       </ol>
       <${Pager} page=${page} pages=${pages} turn=${turn} />
-      ${flat.length > 0 && !params.changed && html`<details onToggle=${(event) => setIsFlatOpen(event.currentTarget.open)}>
-        <summary>${gallery.parts.counted(flat.length, "zero-std group")}: equal totals with both weights, nothing to learn</summary>
-        ${isFlatOpen && html`<ol class="weights-groups">
-          ${flat.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
+      ${zeroStd.length > 0 && !params.changed && html`<details onToggle=${(event) => setIsZeroStdOpen(event.currentTarget.open)}>
+        <summary>${gallery.parts.counted(zeroStd.length, "zero-std group")}: equal totals with both weights, nothing to learn</summary>
+        ${isZeroStdOpen && html`<ol class="weights-groups">
+          ${zeroStd.map((compared) => html`<${Group} key=${`${compared.after.step} ${compared.after.group.prompt_id}`}
             compared=${compared} onOpen=${open} />`)}
         </ol>`}
       </details>`}
-      ${params.large && html`<${FoundLarge} rows=${[...shown, ...(isFlatOpen ? flat : [])].map(samplesOf)} at=${params.at}
+      ${params.large && html`<${FoundLarge} rows=${[...shown, ...(isZeroStdOpen ? zeroStd : [])].map(samplesOf)} at=${params.at}
         onShow=${(at) => enlarge({ at })} onClose=${() => enlarge({ at: null, large: null })} />`}
     </section>`;
   }
@@ -151,8 +151,8 @@
         ${isWinnerChanged && html`<strong>
           winner changes: ${nameBest(ranks.before)} to ${nameBest(ranks.after)}
         </strong>`}
-        ${after.isFlat && html`<span>flat</span>`}
-        <span class="soft" title="Kendall's tau: 1 if the order stays">tau ${tau === null ? "none (flat)" : fmt(tau)}</span>
+        ${after.isZeroStd && html`<span>zero-std</span>`}
+        <span class="soft" title="Kendall's tau: 1 if the order stays">tau ${tau === null ? "none (zero-std)" : fmt(tau)}</span>
       </p>
       <p><${PromptText} text=${group.prompt} /></p>
       ${isWinnerChanged && html`<div class="weights-pair">
@@ -183,7 +183,7 @@
     const { step, group } = after;
     const alt = `step ${step}, prompt ${clip(group.prompt_id)}, sample ${sample}`;
     const moved = rank === rankBefore ? "" : ` (was ${rankBefore})`;
-    const isBest = rank === 1 && !after.isFlat;
+    const isBest = rank === 1 && !after.isZeroStd;
     const [was, is] = [before, after].map(({ advantages }) => advantages && signed(advantages[sample], 2));
     return html`<li class=${isBest ? "is-best" : ""}>
       <${ImageButton} image=${group.images[sample]} alt=${alt} onOpen=${() => onOpen(group.images[sample])}
