@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.options import LONGEST_WAIT, MayChange, Options
 from rewards.score_map import ScoreBox, ScoreBoxes, ScoreMap, is_placed_by_mean
@@ -154,6 +155,7 @@ class ComparingConfig(TermConfig):
     an edit for what it keeps. Give such a term a small weight, because a perfect copy is not an
     edit."""
 
+    @override
     def needs(self) -> tuple[Need, ...]:
         """The image to compare with, as configured."""
         return (self.against,)

@@ -440,7 +440,6 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
 
 
 def _name_first(prompts: Sequence[str]) -> str:
-    """The first few of some prompts, as a text."""
     left_out = len(prompts) - _MOST_NAMED
     return ", ".join(prompts[:_MOST_NAMED]) + (f" and {left_out} more" if left_out > 0 else "")
 

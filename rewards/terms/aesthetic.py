@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, UInt8
 from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import Reward, TermConfig
 from rewards.options import PathText
@@ -46,15 +47,16 @@ class AestheticConfig(ClipOptions, TermConfig):
     """Head on the embedding: a LAION .pth file (linear or MLP), or a .safetensors file with
     `weight` [1, D] and `bias` [1]. Paths may have the form pkg://package/relative/path."""
 
+    @override
     def check(self) -> None:
-        """See `TermConfig`."""
         architecture = check_clip(self.clip_model, self.clip_weights, kind="aesthetic")
         load_head(resolve_path(self.head), width=embedding_width(architecture))
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return AestheticReward(self, device)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of the image tower."""
         return clip_bytes(self.clip_model, is_image_only=True)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import (
     ComparingConfig,
@@ -39,16 +40,17 @@ class ClipScoreConfig(ClipOptions, TermConfig):
     kind: Literal["clip_score"]
     """Class that scores."""
 
+    @override
     def check(self) -> None:
-        """See `TermConfig`."""
         check_clip(self.clip_model, self.clip_weights, kind=self.kind)
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return ClipScoreReward(
             clip_model=self.clip_model, clip_weights=self.clip_weights, device=device
         )
 
+    @override
     def memory_bytes(self) -> int:
         """Size of both towers."""
         return clip_bytes(self.clip_model, is_image_only=False)
@@ -62,14 +64,15 @@ class ClipImageConfig(ClipOptions, ComparingConfig):
     kind: Literal["clip_image"]
     """Class that scores."""
 
+    @override
     def check(self) -> None:
-        """See `TermConfig`."""
         check_clip(self.clip_model, self.clip_weights, kind=self.kind)
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return ClipImageReward(self, device)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of the image tower."""
         return clip_bytes(self.clip_model, is_image_only=True)
@@ -167,6 +170,7 @@ class ClipImageReward(ComparingReward):
         wanted = embeddings[[distinct.index(each) for each in ids]]
         return pair_cosine(wanted, self._images.embed(pixels))
 
+    @override
     def modules(self) -> tuple[nn.Module, ...]:
         """The image tower."""
         return (self._images.tower,)

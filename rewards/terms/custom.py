@@ -21,6 +21,7 @@ import torch
 from jaxtyping import UInt8
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName, MayChange, PathText
@@ -53,19 +54,21 @@ class CustomConfig(TermConfig):
     """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not
     called for prompts without them."""
 
+    @override
     def needs(self) -> tuple[Need, ...]:
         """The needs stated in the config."""
         return self.needs_of_prompt
 
+    @override
     def check(self) -> None:
-        """See `TermConfig`."""
         _load_scoring_function(self.function, self.folder)
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         del device
         return CustomReward(self.function, needs=self.needs(), folder=self.folder)
 
+    @override
     def memory_bytes(self) -> int:
         """0, because it is unknown what the function loads."""
         return 0
@@ -273,7 +276,6 @@ def _folder_or_here(name: str, folder: str | None) -> Path:
 
 
 def _load_scoring_function(name: str, folder: str | None) -> ScoringFunction:
-    """Import a function of prompts and images."""
     function = load_function(name, folder)
     # Some callables of C have no signature, which is a ValueError.
     with contextlib.suppress(ValueError):

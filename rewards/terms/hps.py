@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from typing_extensions import override
 
 from rewards.base import Reward, TermConfig
 from rewards.options import PathText
@@ -28,15 +29,16 @@ class HpsConfig(TermConfig):
     checkpoint: PathText = "HPS_v2.1_compressed.pt"
     """The published checkpoint, a file from huggingface.co/xswu/HPSv2."""
 
+    @override
     def check(self) -> None:
-        """See `TermConfig`."""
         _find_checkpoint(self.checkpoint)
         find_architecture(self.clip_model, key="hps.clip_model")
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return HpsReward(clip_model=self.clip_model, checkpoint=self.checkpoint, device=device)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of both towers."""
         return clip_bytes(self.clip_model, is_image_only=False)

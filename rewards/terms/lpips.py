@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import (
     FLOAT32_BYTES,
@@ -41,10 +42,11 @@ class LpipsConfig(ComparingConfig):
     """False: untrained features from a fixed seed. Needs no download, but does not measure
     perception."""
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return LpipsReward(self, device)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of backbone and linear layers, from the package."""
         parameters = {"alex": 2_470_848, "vgg": 14_716_160, "squeeze": 724_736}
@@ -97,6 +99,7 @@ class LpipsReward(ComparingReward):
             distances += map_on_grid(share, grid, height=pixels.shape[2], width=pixels.shape[3])
         return Scores(self._value(averages), score_map=1 / len(grid) - distances / self._divisor)
 
+    @override
     def modules(self) -> tuple[nn.Module, ...]:
         """The backbone with its linear layers."""
         return (self._model,)

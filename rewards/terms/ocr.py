@@ -13,6 +13,7 @@ import torch
 from jaxtyping import UInt8
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.options import MayChange
@@ -39,8 +40,8 @@ class OcrConfig(TermConfig):
     extra_text_penalty: float = Field(default=0.0, ge=0.0, le=1.0)
     """Multiply the score by 1 - extra_text_penalty * (fraction of the read text not asked for)."""
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return OcrReward(
             self.build_reader(device),
             is_case_sensitive=self.case_sensitive,
@@ -60,12 +61,13 @@ class EasyOcrConfig(OcrConfig):
     languages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("en",)
     """EasyOCR's language codes; one script in addition to English."""
 
+    @override
     def build_reader(self, device: torch.device) -> TextReader:
-        """See `OcrConfig`."""
         from rewards.terms.ocr_easyocr import EasyOcrReader  # noqa: PLC0415
 
         return EasyOcrReader(self.languages, device=device)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of the CRAFT detector and the English recogniser, rounded up from their files."""
         return 24_600_000 * FLOAT32_BYTES
@@ -84,13 +86,14 @@ class RapidOcrConfig(OcrConfig):
     """Pixels; images with a shorter side are enlarged to this before text detection. Time grows
     with its square; larger images are unchanged."""
 
+    @override
     def build_reader(self, device: torch.device) -> TextReader:
-        """See `OcrConfig`."""
         from rewards.terms.ocr_rapidocr import RapidOcrReader  # noqa: PLC0415
 
         del device
         return RapidOcrReader(threads=self.threads, detection_side=self.detection_side)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of the ONNX models in its wheel, which threads share."""
         models = Path(str(files("rapidocr") / "models"))

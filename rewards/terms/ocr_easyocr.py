@@ -62,7 +62,7 @@ class EasyOcrReader:
         self._reader.converter = _PlacingConverter(self._reader.converter)
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
-        """See `TextReader`."""
+        """Read the images one by one."""
         # EasyOCR sends inputs to the device it was built on; the networks may have moved since.
         self._reader.device = str(next(self._reader.detector.parameters()).device)
         return [self._read_one(image) for image in to_bgr_arrays(pixels)]

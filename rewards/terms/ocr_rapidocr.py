@@ -65,7 +65,7 @@ class RapidOcrReader:
         )
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
-        """See `TextReader`."""
+        """Read several images at the same time."""
         with ThreadPoolExecutor(self._threads) as executor:
             return list(executor.map(self._read_one, to_bgr_arrays(pixels)))
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.options import PathText
@@ -35,8 +36,9 @@ class PickScoreConfig(TermConfig):
     processor: PathText = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """A hub id, or a folder with tokenizer and image processor."""
 
+    @override
     def check(self) -> None:
-        """See `TermConfig`; hub ids are not looked for."""
+        """Check the form of hub ids, without looking for them."""
         from huggingface_hub.utils import (  # type: ignore[attr-defined]  # noqa: PLC0415
             validate_repo_id,
         )
@@ -46,10 +48,11 @@ class PickScoreConfig(TermConfig):
                 with _refusing(option, source):
                     validate_repo_id(source)
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return PickScoreReward(self, device)
 
+    @override
     def memory_bytes(self) -> int:
         """Size of CLIP ViT-H/14, both towers."""
         return 986_000_000 * FLOAT32_BYTES

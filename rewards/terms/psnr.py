@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor
+from typing_extensions import override
 
 from rewards.base import (
     ComparingConfig,
@@ -34,13 +35,14 @@ class PsnrConfig(ComparingConfig):
     kind: Literal["psnr"]
     """Class that scores."""
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         del device
         return PsnrReward(self.against)
 
+    @override
     def memory_bytes(self) -> int:
-        """0: there are no weights, only windows and differences."""
+        """0: there are no weights, only differences."""
         return 0
 
 

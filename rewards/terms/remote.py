@@ -10,6 +10,7 @@ import torch
 from jaxtyping import UInt8
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.messages import TOKEN_VARIABLE, Failure, ScoreAnswer, ScorerInfo, make_request
@@ -40,17 +41,19 @@ class RemoteConfig(TermConfig):
     retries: MayChange[int] = Field(default=3, ge=0, le=1000)
     """Further attempts after a broken connection or a response with status 429, 502, 503 or 504."""
 
+    @override
     def needs(self) -> tuple[Need, ...]:
         """The needs stated in the config."""
         return self.needs_of_prompt
 
+    @override
     def scorer(self) -> str:
         """Name and digest of the scorer that answers now."""
         info = self._connect().info
         return f"{info.name} ({info.digest})" if info.digest else info.name
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         del device
         return self._connect()
 
@@ -66,6 +69,7 @@ class RemoteConfig(TermConfig):
         client = HttpClient(self.url, key=token, seconds=self.timeout_seconds, retries=self.retries)
         return RemoteReward(client, self.needs_of_prompt)
 
+    @override
     def memory_bytes(self) -> int:
         """0: its network is in the memory of another process."""
         return 0

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor
+from typing_extensions import override
 
 from rewards.base import (
     Against,
@@ -31,10 +32,11 @@ class SsimConfig(ComparingConfig):
     kind: Literal["ssim"]
     """Class that scores."""
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         return SsimReward(device, against=self.against)
 
+    @override
     def memory_bytes(self) -> int:
         """0: there are no weights, only windows and differences."""
         return 0

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import UInt8
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.messages import encode_base64
@@ -82,6 +83,7 @@ class VlmJudgeConfig(TermConfig):
             raise problem_at(("question",), self.question, rule, remedy) from error
         return self
 
+    @override
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that the question mentions."""
         used = {field for _, field, _, _ in string.Formatter().parse(self.question)}
@@ -109,8 +111,8 @@ class VlmJudgeConfig(TermConfig):
             )
         return (float(text) - self.lowest) / (self.highest - self.lowest)
 
+    @override
     def build(self, device: torch.device) -> Reward:
-        """See `TermConfig`."""
         del device
         # httpx takes a tenth of a second to import, which other configs should not wait for.
         from rewards.http_client import HttpClient, read_key  # noqa: PLC0415
@@ -129,6 +131,7 @@ class VlmJudgeConfig(TermConfig):
         )
         return VlmJudgeReward(self, client)
 
+    @override
     def memory_bytes(self) -> int:
         """0: its network is in the memory of another process."""
         return 0
