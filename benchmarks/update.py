@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, Literal, cast
@@ -257,6 +257,16 @@ def _flops_per_second(options: argparse.Namespace) -> float:
     return 2 * tokens * head.numel() / min(seconds)
 
 
+def with_reference(experience: Experience, policy: GlmImagePolicy, *, rows: int) -> Experience:
+    """The experience with log-probs under the reference, as a run reads them, `rows` at a time."""
+    images = experience.rollout.token_ids.shape[:2]
+    parts = [
+        policy.reference_log_probs(experience.prompts, experience.rollout, each).cpu()
+        for each in torch.arange(images.numel()).split(rows)
+    ]
+    return replace(experience, reference_log_probs=torch.cat(parts).unflatten(0, images))
+
+
 def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
     config = _config(options, options.adapter_rank)
     policy = _build_policy(config, needs_reference=options.child == "ours")
@@ -273,7 +283,8 @@ def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
         learner = Learner(policy, optimizer, rate)
 
         def update() -> Outcome:
-            (report,) = update_policy(learner, experience, LOSS, TRAIN)
+            given = with_reference(experience, policy, rows=TRAIN.micro_batch_size)
+            (report,) = update_policy(learner, given, LOSS, TRAIN)
             found = report.metrics
             return Outcome(found["loss/total"], found["optim/grad_norm"], found["policy/entropy"])
     else:

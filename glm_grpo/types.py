@@ -131,8 +131,8 @@ class Experience:
         advantages: One per image, or with credit by place one per token (T columns): zero sum in
             every group in every column; exactly 0 in zero-std groups, and for images that are left
             out of their group.
-        reference_log_probs: Log-probs of the sampled tokens under the reference policy; None until
-            they are computed.
+        reference_log_probs: Log-probs of the sampled tokens under the reference policy; None
+            if no KL to the reference has a weight.
         is_sampled_by_reference: Whether the policy that sampled has the weights of the reference;
             False if no KL to the reference has a weight.
         is_stale: Whether an older policy sampled than the one that the updates begin with.

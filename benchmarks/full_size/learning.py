@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.full_size.measuring import seconds_of
 from benchmarks.full_size.scale import Bench, Rows, make_batch
+from benchmarks.update import with_reference
 from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.update import Learner, update_policy
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
@@ -61,18 +62,16 @@ class _Learner:
 
     def measure(self, micro_batch_size: int) -> dict[str, Any]:
         """Time the first update, which compiles and selects kernels, and the second."""
-        work = partial(
-            update_policy,
-            Learner(
-                self._policy,
-                self._optimizer,
-                self._rate,
-                max_grad_norm=self._config.optim.max_grad_norm,
-            ),
-            self._experience,
-            self._config.loss,
-            self._config.train.model_copy(update={"micro_batch_size": micro_batch_size}),
+        config = self._config
+        train = config.train.model_copy(update={"micro_batch_size": micro_batch_size})
+        learner = Learner(
+            self._policy, self._optimizer, self._rate, max_grad_norm=config.optim.max_grad_norm
         )
+
+        def work() -> None:
+            experience = with_reference(self._experience, self._policy, rows=micro_batch_size)
+            update_policy(learner, experience, config.loss, train)
+
         first, seconds = (seconds_of(work, self._bench.device) for _ in range(2))
         return {
             "images": self._experience.totals.numel(),

@@ -41,12 +41,6 @@ class PolicyForUpdate(Protocol):
         """Score the tokens of these rows, with gradient."""
         ...
 
-    def reference_log_probs(
-        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
-    ) -> Float32[Tensor, "N T"]:
-        """Score the tokens of these rows under the reference policy, without gradient."""
-        ...
-
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         """Parameters that the optimizer updates, and whose gradient is clipped."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -81,8 +81,7 @@ def update_policy(
     A minibatch has every k-th prompt of the batch, counted over all processes, with k =
     `minibatches`; with 1 it is the whole batch. Discarded groups are excluded. Every
     update replays its sequences in micro-batches whose accumulated gradient is that of the whole
-    minibatch. Reference log-probs come from the experience; otherwise they are computed once,
-    before the first update, and only if the loss has a KL to the reference.
+    minibatch.
 
     Ratios are relative to the policy that the updates begin with, as replay scores it. The first
     update takes its own log-probs, so that its ratios are exactly 1. Sequences of the other
@@ -118,12 +117,13 @@ def update_policy(
     updates, so that runs that differ in a skipped update stay comparable.
 
     Args:
+        experience: With log-probs under the reference, if the loss weighs a KL to it.
         train: Passes, minibatches, micro-batches and `skip_zero_std` are used.
         targets: Target images to learn from in addition; all processes have them, or none has.
         on_progress: Called after every micro-batch of sampled tokens.
 
     Returns:
-        One report per update; `kl/reference` is NaN if no reference was run, and
+        One report per update; `kl/reference` is NaN without a reference, and
         `policy/replay_gap` is NaN if an older policy sampled.
     """
     minibatches = split_experience(
@@ -133,7 +133,6 @@ def update_policy(
         micro_batch_size=train.micro_batch_size,
         skips_zero_std=train.skip_zero_std and loss.weighs_advantages_alone,
     )
-    experience = _with_reference(learner.policy, experience, minibatches, loss)
     supervised: list[list[MicroBatch]] = [[] for _ in minibatches]
     if targets is not None:
         supervised = split_targets(
@@ -224,7 +223,6 @@ def policy_gradient(
         micro_batch_size=train.micro_batch_size,
         skips_zero_std=train.skip_zero_std and loss.weighs_advantages_alone,
     )
-    experience = _with_reference(policy, experience, minibatches, loss)
     parameters = policy.trainable_parameters()
     for parameter in parameters:
         parameter.grad = None
@@ -356,26 +354,6 @@ def _is_noise_alone(
         return False
     is_to_itself = experience.is_sampled_by_reference or loss.kl_coef_in_loss == 0
     return loss.weighs_no_more_than_kl and is_to_itself
-
-
-def _with_reference(
-    policy: PolicyForUpdate,
-    experience: Experience,
-    minibatches: Sequence[Sequence[MicroBatch]],
-    loss: AnyLoss,
-) -> Experience:
-    """The experience with log-probs under the reference, if the loss needs them."""
-    if loss.kl_coef_in_loss == 0 or experience.reference_log_probs is not None:
-        return experience
-    # Sequences that are not trained on keep a KL of 0.
-    log_probs = experience.rollout.log_probs.clone()
-    with torch.no_grad():
-        for micro_batch in itertools.chain.from_iterable(minibatches):
-            rows = micro_batch.rows
-            found = policy.reference_log_probs(experience.prompts, experience.rollout, rows)
-            if micro_batch.fraction > 0:
-                log_probs.flatten(0, 1)[rows] = found.to(log_probs)
-    return replace(experience, reference_log_probs=log_probs)
 
 
 @torch.no_grad()

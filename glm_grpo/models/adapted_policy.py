@@ -291,7 +291,7 @@ class AdaptedPolicy(Policy):
     def reference_log_probs(
         self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N T"]:
-        """See `PolicyForUpdate`; with adapters switched off, or by the frozen copy.
+        """See `Policy`; with adapters switched off, or by the frozen copy.
 
         Raises:
             RuntimeError: The policy was built without a reference.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
 from glm_grpo.grpo.credit import TokenPlaces
@@ -91,6 +91,13 @@ class Policy(PolicyForUpdate, Protocol):
             NonFiniteError: A log-probability is not finite; the message names phase, prompt, sample
                 and token.
         """
+        ...
+
+    @abstractmethod
+    def reference_log_probs(
+        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> Float32[Tensor, "N T"]:
+        """Score the tokens of these rows under the reference policy, without gradient."""
         ...
 
     @abstractmethod

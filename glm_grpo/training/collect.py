@@ -82,7 +82,7 @@ def _sample_and_score(
     def reference() -> Float32[Tensor, "P G T"]:
         return replayed(models.policy.reference_log_probs)
 
-    # While waiting for scores, if the policy does not have to be moved back for it.
+    # While waiting for scores, unless the policy has to be moved back for it.
     is_early = kl_coef > 0 and not models.offload.moves("policy")
     images, table = decode_and_score(
         models.with_decode_steps(config.decode.training_steps),
@@ -108,7 +108,7 @@ def _sample_and_score(
         totals=totals,
         penalties=penalties,
         advantages=torch.zeros_like(totals)[..., None],
-        reference_log_probs=reference() if is_early or kl_coef_in_reward > 0 else None,
+        reference_log_probs=reference() if kl_coef > 0 else None,
         is_sampled_by_reference=is_sampled_by_reference,
     )
 

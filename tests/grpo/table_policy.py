@@ -29,16 +29,13 @@ class TablePolicy:
 
     Attributes:
         replayed: Rows that were replayed, in order.
-        reference_calls: How often the reference was read.
     """
 
     dtype = torch.float32
 
-    def __init__(self, logits: Tensor, reference_logits: Tensor | None = None) -> None:
+    def __init__(self, logits: Tensor) -> None:
         self.logits = nn.Parameter(logits.clone())
-        self.reference_logits = logits.clone() if reference_logits is None else reference_logits
         self.replayed: list[int] = []
-        self.reference_calls = 0
 
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
         self.replayed += rows.tolist()
@@ -50,10 +47,6 @@ class TablePolicy:
             # Distinguishes rows, so that a report on some of them differs from one on all.
             outside_codebook=(0.01 * rows)[:, None].expand(-1, TOKENS),
         )
-
-    def reference_log_probs(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Tensor:
-        self.reference_calls += 1
-        return score(self.reference_logits, rollout.token_ids).flatten(0, 1)[rows]
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
         return [self.logits]
@@ -84,7 +77,10 @@ def make_logits(seed: int = 0) -> Tensor:
     return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
 
 
-def make_experience(sampled_by: Tensor, advantages: Tensor) -> Experience:
+def make_experience(
+    sampled_by: Tensor, advantages: Tensor, *, reference: Tensor | None = None
+) -> Experience:
+    """Tokens with their log-probs under one table of logits, and under another if it is given."""
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
     prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
@@ -103,6 +99,7 @@ def make_experience(sampled_by: Tensor, advantages: Tensor) -> Experience:
         totals=advantages,
         penalties=torch.zeros_like(advantages),
         advantages=advantages[..., None],
+        reference_log_probs=None if reference is None else score(reference, token_ids),
     )
 
 

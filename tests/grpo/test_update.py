@@ -47,8 +47,8 @@ def move_of(
 ) -> Tensor:
     """What one step of plain gradient descent at rate 1 changes: minus the gradient."""
     logits = make_logits()
-    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    experience = make_experience(logits, advantages)
+    policy = TablePolicy(logits)
+    experience = make_experience(logits, advantages, reference=make_logits(seed=5))
     learn(policy, experience, settings, learning_rate=1.0, max_grad_norm=max_grad_norm)
     return policy.logits.detach() - logits
 
@@ -77,11 +77,11 @@ def test_update_policy_micro_batches_give_the_gradient_of_the_whole_batch(
 def test_update_policy_reports_the_same_for_any_micro_batch_size() -> None:
     settings = changed(SETTINGS, kl_coef=0.3, kl_behaviour_coef=0.2, epochs_per_rollout=2)
     logits = make_logits()
-    experience = make_experience(logits, ADVANTAGES)
+    experience = make_experience(logits, ADVANTAGES, reference=make_logits(seed=5))
 
     def reports(micro_batch_size: int) -> list[UpdateReport]:
-        policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-        return learn(policy, experience, changed(settings, micro_batch_size=micro_batch_size), 2.0)
+        parts = changed(settings, micro_batch_size=micro_batch_size)
+        return learn(TablePolicy(logits), experience, parts, 2.0)
 
     for whole, parts in zip(reports(6), reports(4), strict=True):
         assert parts.metrics == pytest.approx(whole.metrics, abs=1e-6, nan_ok=True)
@@ -146,52 +146,20 @@ def test_update_policy_later_updates_stay_relative_to_the_first() -> None:
     assert reports[-1].metrics["loss/policy"] < reports[1].metrics["loss/policy"] < 0.0
 
 
-def test_update_policy_runs_the_reference_once_per_micro_batch() -> None:
+def test_update_policy_only_measures_a_reference_that_the_loss_does_not_weigh() -> None:
     logits = make_logits()
-    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
-    settings = changed(SETTINGS, kl_coef=0.1, micro_batch_size=2, epochs_per_rollout=3)
-    reports = learn(policy, make_experience(logits, ADVANTAGES), settings)
-    assert policy.reference_calls == 3
-    assert all(report.metrics["kl/reference"] > 0 for report in reports)
-
-
-def test_update_policy_takes_the_reference_that_was_read_before() -> None:
-    logits, settings = make_logits(), changed(SETTINGS, kl_coef=0.1, micro_batch_size=2)
-    experience = make_experience(logits, ADVANTAGES)
-    reading, given = (TablePolicy(logits, reference_logits=make_logits(seed=5)) for _ in range(2))
-    rows = torch.arange(PROMPTS * GROUP)
-    known = reading.reference_log_probs(experience.prompts, experience.rollout, rows)
-
-    expected = learn(reading, experience, settings)
-    found = learn(
-        given,
-        replace(experience, reference_log_probs=known.unflatten(0, (PROMPTS, GROUP))),
-        settings,
-    )
-
-    assert given.reference_calls == 0
-    assert found == expected
-    assert torch.equal(given.logits, reading.logits)
-
-
-@pytest.mark.parametrize(
-    "settings", [SETTINGS, changed(SETTINGS, kl_coef=0.1, kl_placement="reward")]
-)
-def test_update_policy_never_runs_a_reference_the_loss_does_not_use(
-    settings: UpdateSections,
-) -> None:
-    logits = make_logits()
-    policy = TablePolicy(logits)
-    (report,) = learn(policy, make_experience(logits, ADVANTAGES), settings)
-    assert policy.reference_calls == 0
+    experience = make_experience(logits, ADVANTAGES, reference=make_logits(seed=5))
+    in_reward = changed(SETTINGS, kl_coef=0.1, kl_placement="reward")
+    (report,) = learn(TablePolicy(logits), experience, in_reward)
     assert report.metrics["loss/kl"] == 0.0
+    assert report.metrics["kl/reference"] > 0
 
 
 def test_update_policy_kl_to_the_reference_pulls_the_policy_to_it() -> None:
     logits = make_logits()
-    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
     settings = changed(SETTINGS, kl_coef=1.0, kl_estimator="k3_corrected", epochs_per_rollout=20)
-    reports = learn(policy, make_experience(logits, FLAT), settings, learning_rate=0.5)
+    experience = make_experience(logits, FLAT, reference=make_logits(seed=5))
+    reports = learn(TablePolicy(logits), experience, settings, learning_rate=0.5)
     kls = [report.metrics["kl/reference"] for report in reports]
     assert min(kls) >= 0
     assert kls[-1] < 0.5 * kls[0]
@@ -238,11 +206,12 @@ def test_update_policy_with_equal_rewards_still_follows_a_kl_term() -> None:
 def test_update_policy_takes_no_step_on_rounding_alone(moved_by: str) -> None:
     # The reference is the policy, read with an error in the last bits.
     logits = make_logits()
-    policy = TablePolicy(logits, reference_logits=logits * (1 + 1e-6))
+    policy = TablePolicy(logits)
     settings = changed(SETTINGS, kl_coef=0.1, minibatches=2)
     # The first prompt is the first minibatch.
     first = ADVANTAGES[0] if moved_by == "a_step" else FLAT[0]
-    experience = make_experience(logits, torch.stack([first, FLAT[1]]))
+    reference = logits * (1 + 1e-6)
+    experience = make_experience(logits, torch.stack([first, FLAT[1]]), reference=reference)
     if moved_by == "entropy":
         settings = changed(settings, entropy_coef=0.1)
     experience = replace(experience, is_sampled_by_reference=moved_by != "another_policy")
@@ -339,7 +308,7 @@ def test_update_policy_accumulates_through_the_given_engine() -> None:
 def bits_of(settings: UpdateSections, advantages: Tensor) -> tuple[Tensor, list[UpdateReport]]:
     """Logits after one rollout, and the reports."""
     logits = make_logits()
-    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    policy = TablePolicy(logits)
     reports = learn(policy, make_experience(logits, advantages), settings)
     return policy.logits.detach(), reports
 
@@ -386,7 +355,8 @@ FLAT_AND_NOT = torch.tensor([[0.0, 0.0, 0.0], [-0.25, 1.0, -0.75]])
 def skipped(advantages: Tensor, **changes: Any) -> tuple[Tensor, list[UpdateReport], list[int]]:
     policy = TablePolicy(make_logits())
     settings = changed(SETTINGS, skip_zero_std=True, **changes)
-    reports = learn(policy, make_experience(make_logits(), advantages), settings)
+    experience = make_experience(make_logits(), advantages, reference=make_logits(seed=5))
+    reports = learn(policy, experience, settings)
     return policy.logits.detach(), reports, policy.replayed
 
 
@@ -427,9 +397,8 @@ def test_figures_of_preview_and_target_are_told_apart() -> None:
             return replace(super().replay(prompts, rollout, rows), num_preview=1)
 
     logits = make_logits()
-    experience = make_experience(logits, ADVANTAGES)
-    policy = Staged(logits, reference_logits=make_logits(seed=5))
-    (report,) = learn(policy, experience, changed(SETTINGS, kl_coef=0.1))
+    experience = make_experience(logits, ADVANTAGES, reference=make_logits(seed=5))
+    (report,) = learn(Staged(logits), experience, changed(SETTINGS, kl_coef=0.1))
     metrics = report.metrics
     for name in ("policy/entropy", "kl/reference"):
         parts = metrics[f"{name}/preview"] / TOKENS + metrics[f"{name}/target"] * (1 - 1 / TOKENS)
@@ -610,10 +579,11 @@ def test_discarded_groups_are_not_trained_on() -> None:
 def test_policy_gradient_is_that_of_an_unclipped_step(kl_coef: float) -> None:
     settings = changed(SETTINGS, kl_coef=kl_coef, micro_batch_size=4)
     logits = make_logits()
-    policy = TablePolicy(logits, reference_logits=make_logits(seed=5))
+    policy = TablePolicy(logits)
     policy.logits.grad = torch.ones_like(logits)
     passes = changed(settings, epochs_per_rollout=2, minibatches=2)
-    (gradient,) = policy_gradient(policy, make_experience(logits, ADVANTAGES), *passes)
+    experience = make_experience(logits, ADVANTAGES, reference=make_logits(seed=5))
+    (gradient,) = policy_gradient(policy, experience, *passes)
     torch.testing.assert_close(gradient, -move_of(ADVANTAGES, settings))
     assert gradient.abs().max() > 0.01
     assert policy.logits.grad is None

@@ -326,6 +326,7 @@ def collected(
     advantage: AdvantageSection | None = None,
     combine: Mode = "weighted_sum",
     own: slice = slice(None),
+    offload: Offload | None = None,
     **loss: Any,
 ) -> Experience:
     """Of a step whose first group is flat and whose second is not."""
@@ -333,7 +334,7 @@ def collected(
         policy=RoundCounter(is_reference=is_reference),
         decoder=FlatOrRising(),
         scorer=Scorer([Term("brightness", term or Brightness([]), 1.0)]),
-        offload=Offload({}),
+        offload=offload or Offload({}),
     )
     config = tiny_config(
         f"rollout.dynamic_sampling_rounds={rounds}",
@@ -372,6 +373,16 @@ def test_collect_reads_the_reference_where_a_divergence_is_weighed(placement: st
     # Rewards of 30 and 30 that the penalty makes differ: the first image is the better one.
     first = experience.advantages[0, 0].item()
     assert first == (pytest.approx(0.5**0.5, rel=0.1) if placement == "reward" else 0)
+
+
+def test_collect_reads_the_reference_after_the_scores_if_the_policy_has_to_be_moved(
+    events: list[str],
+) -> None:
+    offload = Offload({name: Part(name, events) for name in ("policy", "rewards")})
+    experience = collected(kl_coef=0.5, offload=offload)
+    assert experience.reference_log_probs.equal(collected(kl_coef=0.5).reference_log_probs)
+    moves = ["load policy", "evict policy", "load rewards", "evict rewards", "load policy"]
+    assert events == moves
 
 
 class Placed(Brightness):

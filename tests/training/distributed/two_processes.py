@@ -73,7 +73,7 @@ class Table(nn.Module):
 
 
 class TablePolicy:
-    """As much of a policy as engine and update use; the reference is another table."""
+    """As much of a policy as engine and update use."""
 
     dtype = torch.float32
 
@@ -93,9 +93,6 @@ class TablePolicy:
         log_probs, entropy = self.wrapped(rollout.token_ids.flatten(0, 1)[rows])
         return Replay(log_probs, entropy=entropy, outside_codebook=torch.zeros_like(entropy))
 
-    def reference_log_probs(self, prompts, rollout, rows):
-        return picked(table(5).log_softmax(-1), rollout.token_ids.flatten(0, 1)[rows])
-
 
 def table(seed):
     return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
@@ -109,7 +106,10 @@ def make_experience(processes: Processes) -> Experience:
     """This process's part of one batch."""
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
-    log_probs = picked(table(0).log_softmax(-1), token_ids.flatten(0, 1)).view_as(token_ids)
+    log_probs, reference = (
+        picked(table(seed).log_softmax(-1), token_ids.flatten(0, 1)).view_as(token_ids)
+        for seed in (0, 5)
+    )
     prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
     seeds = (0,) * PROMPTS
     batch = PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds)
@@ -130,6 +130,7 @@ def make_experience(processes: Processes) -> Experience:
         totals=ADVANTAGES[own],
         penalties=torch.zeros(len(rows), GROUP),
         advantages=ADVANTAGES[own][..., None],
+        reference_log_probs=reference[own],
     )
 
 
