@@ -142,8 +142,9 @@ def update_policy(
             minibatches=train.minibatches,
             micro_batch_size=train.micro_batch_size,
         )
-    old_log_probs = _old_log_probs(learner.policy, experience, minibatches[1:])
-    samples = _Samples(experience, loss, old_log_probs)
+    samples = _Samples(experience, loss)
+    # Their own updates replay them when the policy has moved.
+    samples.replay_now(learner.policy, minibatches[1:])
     total, done = sum(map(len, minibatches)) * train.epochs_per_rollout, itertools.count(1)
 
     def note_progress() -> None:
@@ -227,7 +228,7 @@ def policy_gradient(
     for parameter in parameters:
         parameter.grad = None
     (micro_batches,) = minibatches
-    samples = _Samples(experience, loss, _old_log_probs(policy, experience, []))
+    samples = _Samples(experience, loss)
     for done, micro_batch in enumerate(micro_batches, start=1):
         _backward_samples(policy, strategy, samples, micro_batch)
         on_progress(done, len(micro_batches))
@@ -356,31 +357,41 @@ def _is_noise_alone(
     return loss.weighs_no_more_than_kl and is_to_itself
 
 
-@torch.no_grad()
-def _old_log_probs(
-    policy: PolicyForUpdate, experience: Experience, minibatches: Sequence[Sequence[MicroBatch]]
-) -> Float32[Tensor, "M T"]:
-    """Log-probs that ratios are relative to, of some minibatches; NaN elsewhere."""
-    log_probs = torch.full_like(experience.rollout.log_probs.flatten(0, 1), torch.nan)
-    for micro_batch in itertools.chain.from_iterable(minibatches):
-        replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
-        if micro_batch.fraction > 0:
-            log_probs[micro_batch.rows] = replay.log_probs.to(log_probs)
-    return log_probs
-
-
 @dataclass(frozen=True)
 class _Samples:
     """Sampled tokens, and the loss that is computed from them.
 
     Attributes:
-        old_log_probs: The ratio's denominators. Those that are NaN become the policy's present
-            log-probs when it replays them.
+        first_log_probs: The ratio's denominators by row: log-probs in the first replay of a
+            sequence, which comes before the policy moves.
     """
 
     experience: Experience
     loss: AnyLoss
-    old_log_probs: Float32[Tensor, "M T"]
+    first_log_probs: dict[int, Float32[Tensor, " T"]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def replay_now(
+        self, policy: PolicyForUpdate, minibatches: Sequence[Sequence[MicroBatch]]
+    ) -> None:
+        """Make this the first replay of some minibatches."""
+        for micro_batch in itertools.chain.from_iterable(minibatches):
+            rows = micro_batch.rows
+            replay = policy.replay(self.experience.prompts, self.experience.rollout, rows)
+            if micro_batch.fraction > 0:
+                found = zip(rows.tolist(), replay.log_probs.cpu(), strict=True)
+                self.first_log_probs.update(found)
+
+    def old_log_probs(
+        self, rows: Int64[Tensor, " N"], replayed: Float32[Tensor, "N T"]
+    ) -> Float32[Tensor, "N T"]:
+        """Log-probs of some rows in their first replay, which may be this one."""
+        own = replayed.detach().cpu()
+        first = [
+            self.first_log_probs.setdefault(row, log_probs)
+            for row, log_probs in zip(rows.tolist(), own, strict=True)
+        ]
+        return torch.stack(first).to(replayed.device)
 
 
 def _learn_samples(
@@ -416,11 +427,9 @@ def _backward_samples(
         The micro-batch's part of the loss and its metrics: the loss and its terms weighted by its
         fraction of all tokens, the others by its fraction of the replayed tokens.
     """
-    experience, old_log_probs = samples.experience, samples.old_log_probs
+    experience = samples.experience
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     log_probs = replay.log_probs.detach()
-    known = old_log_probs[micro_batch.rows]
-    old_log_probs[micro_batch.rows] = torch.where(known.isnan(), log_probs.to(known), known)
     inputs, mismatch = _loss_inputs(samples, micro_batch.rows, replay)
     output = grpo_loss(inputs, samples.loss)
     # Gradients are averaged over the processes, but fractions add up to 1 over all of them.
@@ -451,7 +460,8 @@ def _loss_inputs(
 
     experience, loss = samples.experience, samples.loss
     reference = experience.reference_log_probs
-    old, sampling = of_rows(samples.old_log_probs[:, None]), of_rows(experience.rollout.log_probs)
+    old = samples.old_log_probs(rows, replay.log_probs)
+    sampling = of_rows(experience.rollout.log_probs)
     mismatch = measure_mismatch(
         old,
         sampling,
