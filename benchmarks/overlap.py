@@ -109,7 +109,7 @@ class _Step:
             prompts=num_prompts,
             group_size=group_size,
         )
-        self._ours = OurStep(self._config, prepare(self._config).load(needs_reference=True))
+        self._ours = OurStep(self._config, prepare(self._config).load())
         self._prompts = prepare(self._config).prompts.training
         self._kept = kept
 

@@ -49,7 +49,7 @@ def measure(folder: str, dtype: str, *, guidance: float, group_size: int) -> Non
     prompts = ("data.path=none", "data.eval_path=none")
     model = (f"model.dtype={dtype}", "model.adapter=null", f"rollout.guidance_scale={guidance}")
     config = compose_config(None, "janus_pro_1b_24gb", [*prompts, *model])
-    policy = JanusProPolicy(config, parts, needs_reference=False)
+    policy = JanusProPolicy(config.without_reference(), parts)
     side = image_side(parts.model.config)
     batch = PromptBatch(
         (Prompt("0", "a red cat"),), group_size, side, side, seed=11, decode_seeds=(5,)

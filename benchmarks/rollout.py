@@ -42,7 +42,7 @@ def measure(prompts: int, group_size: int, repeats: int) -> Result:
     """Sample `prompts` x `group_size` grids both ways."""
     config = tiny_config(prompts=prompts, group_size=group_size)
     pipeline = stock_pipeline()
-    policy = build_policy(config, pipeline, needs_reference=False)
+    policy = build_policy(config, pipeline)
     batch = first_batch(config)
     captions = [prompt.prompt for prompt in batch.prompts for _ in range(group_size)]
 

@@ -106,7 +106,7 @@ def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
     config = tiny_config("advantage.credit=image", prompts=num_prompts, group_size=group_size)
     details = compare_learning(config)
     plain = PlainGrpo(config, stock_pipeline())
-    ours = OurStep(config, prepare(config).load(needs_reference=True))
+    ours = OurStep(config, prepare(config).load())
     seconds = in_turns(
         {
             "ours": _with_next_batch(config, lambda batch: ours.step(batch, PhaseClock())),
@@ -137,7 +137,7 @@ def compare_learning(config: Config) -> dict[str, float]:
         RuntimeError: A difference exceeds rounding.
     """
     batch = build_batch(config, prepare(config).prompts.training, 1)
-    ours = OurStep(config, prepare(config).load(needs_reference=True))
+    ours = OurStep(config, prepare(config).load())
     experience = ours.collect(batch, PhaseClock())
     plain = PlainGrpo(config, stock_pipeline())
     samples = [

@@ -199,12 +199,12 @@ def _config(options: argparse.Namespace, adapter_rank: int | None) -> Config:
     )
 
 
-def _build_policy(config: Config, *, needs_reference: bool) -> GlmImagePolicy:
+def _build_policy(config: Config) -> GlmImagePolicy:
     model = build_policy_model(seed=0, sizes=SIZES)
     # Neither is used, and both would count as the model's memory.
     model.model.visual = model.model.vqmodel = None
     pipeline = SimpleNamespace(vision_language_encoder=model, processor=build_processor(SIZES))
-    return GlmImagePolicy(config, pipeline, needs_reference=needs_reference)
+    return GlmImagePolicy(config, pipeline)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -269,10 +269,12 @@ def with_reference(experience: Experience, policy: GlmImagePolicy, *, rows: int)
 
 def _build_update(options: argparse.Namespace) -> Callable[[], Outcome]:
     config = _config(options, options.adapter_rank)
-    policy = _build_policy(config, needs_reference=options.child == "ours")
     second = None
     if options.child == "plain":
-        second = _build_policy(_config(options, None), needs_reference=False)
+        policy = _build_policy(config.without_reference())
+        second = _build_policy(_config(options, None).without_reference())
+    else:
+        policy = _build_policy(config)
     experience = _make_experience(options.side, options.batch)
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
     policy.encode(experience.prompts)

@@ -119,7 +119,7 @@ def train(config: Config, *, steps: int, learning_rate: float = LEARNING_RATE) -
         learning_rate: Constant learning rate of AdamW.
     """
     prepared = prepare(config)
-    models = prepared.load(needs_reference=True)
+    models = prepared.load()
     policy, decoder, scorer = models.policy, models.decoder, models.scorer
     prompts = prepared.prompts.training
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate, weight_decay=0)

@@ -80,9 +80,7 @@ class _Step:
 
     def update(self) -> dict[str, Any]:
         """Replay all images, and compute their gradients."""
-        loss = self._config.loss.model_copy(update={"kl_coef": 0.0})
-        config = self._config.model_copy(update={"loss": loss})
-        flops = update_flops(self._planner, config, self._shape)
+        flops = update_flops(self._planner, self._config.without_reference(), self._shape)
         return self._timed(self._learn, flops / self._bench.speed.flops)
 
     def _timed(self, work: Callable[[], object], floor: float) -> dict[str, Any]:
@@ -118,7 +116,7 @@ def policy_on(model: JanusForConditionalGeneration, config: Config) -> JanusProP
     model.generation_config.pad_token_id = _PAD
     model.generation_config.generation_kwargs = {"boi_token_id": _IMAGE}
     parts = JanusPro(model, SimpleNamespace(tokenizer=None))
-    return build_policy(config, parts, needs_reference=False)
+    return build_policy(config, parts)
 
 
 def encode_ids(policy: JanusProPolicy, batch: PromptBatch) -> PromptInputs:

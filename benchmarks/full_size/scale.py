@@ -203,7 +203,6 @@ class Bench:
         return GlmImagePolicy(
             config,
             pipeline_of(self.language_part()),
-            needs_reference=config.needs_reference,
             is_compiling=is_compiling,
         )
 

@@ -269,9 +269,7 @@ def _place(bench: Bench, config: Config) -> Models:
     pipeline = bench.pipeline(reads_sources=config.data.sources > 0)
     with _random_clip(bench.device):
         family = find_model(config.model.path).family
-        return place_models(
-            config, family, pipeline, bench.device, needs_reference=config.needs_reference
-        )
+        return place_models(config, family, pipeline, bench.device)
 
 
 def _reward(bench: Bench) -> Sequence[str]:

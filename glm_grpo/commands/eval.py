@@ -90,9 +90,8 @@ def evaluate_run(
     for line in changes_since(found, config, provenance):
         logger.warning("%s", line)
     folder = _make_folder(found, directory)
-    start = find_start(config)
     models = load_models(
-        config, model, make_accelerator().device, start=start, needs_reference=False
+        config.without_reference(), model, make_accelerator().device, start=find_start(config)
     )
     prompts = (held_out[index] for index in range(len(held_out)))
     for line in models.scorer.check_prompts(prompts, of="held-out prompts"):

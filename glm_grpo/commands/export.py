@@ -81,7 +81,7 @@ def _export_model(
     config = found.config
     base, family = model.path, model.family
     pipeline = family.load_pipeline(base, dtype=DTYPES[config.model.dtype])
-    policy = family.build_policy(config, pipeline, needs_reference=False)
+    policy = family.build_policy(config.without_reference(), pipeline)
     policy.load_state_tensors(found.evaluated())
     settings = StockSettings(
         base=base,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glm_grpo.config import Config
@@ -65,7 +65,9 @@ def probe_config(
     config = prepared.config
     batches = probed_batches(config, prepared.prompts.training, num_prompts)
     needs_gradients = weights is not None and has_credit_by_place(config, batches)
-    models = prepared.load(needs_reference=needs_gradients and config.needs_reference)
+    if not needs_gradients:
+        prepared = replace(prepared, config=config.without_reference())
+    models = prepared.load()
     for line in prepared.check_scored(models):
         logger.warning("%s", line)
     credit = _build_credit(config, models, batches, weights or ()) if needs_gradients else None

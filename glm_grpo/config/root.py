@@ -91,6 +91,11 @@ class Config(Options):
         """Whether a KL to the reference policy has a weight."""
         return self.train.method == "grpo" and self.loss.kl_coef > 0
 
+    def without_reference(self) -> Config:
+        """The same without a KL to the reference policy, for a policy that is not trained."""
+        loss = self.loss.model_copy(update={"kl_coef": 0.0})
+        return self.model_copy(update={"loss": loss})
+
     @property
     def reads_targets(self) -> bool:
         """Whether target images are encoded as tokens to learn from."""

@@ -30,6 +30,8 @@ from glm_grpo.types import ProgressCallback, PromptBatch, Rollout, no_progress
 _ADAPTER_STD = 0.02
 """Of second factors that are drawn to check adapters, which are 0 in new ones."""
 
+_NO_REFERENCE = "the policy keeps no reference, because loss.kl_coef was 0 when it was built"
+
 Sequences = TypeVar("Sequences")
 
 
@@ -81,7 +83,7 @@ class AdaptedPolicy(Policy):
     """A policy with its weights: adapters, or a network trained in full.
 
     The reference is the same model with its adapters switched off; of a network trained in full it
-    is a frozen copy.
+    is a frozen copy, kept if the config needs it.
 
     Attributes:
         network: The trained module, for DDP or FSDP2 to wrap.
@@ -91,7 +93,6 @@ class AdaptedPolicy(Policy):
         network: Its parameters are those of `model`.
         trained: What is trained without adapters: `network`, or a part of it.
         adapted_modules: Paths of the layers to adapt, see `adapt`.
-        needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
     """
 
     network: PolicyNetwork[Any]
@@ -104,7 +105,6 @@ class AdaptedPolicy(Policy):
         *,
         trained: nn.Module,
         adapted_modules: str,
-        needs_reference: bool,
     ) -> None:
         network.has_entropy_gradient = config.loss.entropy_coef != 0
         self.model = model
@@ -122,7 +122,7 @@ class AdaptedPolicy(Policy):
             seed = derive_seed(config.train.seed, "adapter")
             self._adapted = adapt(model, adapted_modules, config.model.adapter, seed=seed)
         else:
-            if needs_reference:
+            if config.needs_reference:
                 self._reference = copy.deepcopy(network)
                 self._reference.requires_grad_(False)
             trained.requires_grad_(True)
@@ -294,13 +294,13 @@ class AdaptedPolicy(Policy):
         """See `Policy`; with adapters switched off, or by the frozen copy.
 
         Raises:
-            RuntimeError: The policy was built without a reference.
+            RuntimeError: The config needs no reference, so none was kept.
         """
         sequences = self._sequences(prompts, rollout, rows)
         if self._reference is not None:
             return self._reference.log_probs(sequences)
         if self._adapted is None:
-            raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
+            raise RuntimeError(_NO_REFERENCE)
         if not self._reference_adapter:
             with self._adapted.disable_adapter():
                 return self.network.log_probs(sequences)
@@ -343,7 +343,7 @@ class AdaptedPolicy(Policy):
         its change of the model becomes `mix` times the policy's.
 
         Raises:
-            RuntimeError: The policy was built without a reference.
+            RuntimeError: The config needs no reference, so none was kept.
         """
         if self._reference is not None:
             own = self.network.state_dict()
@@ -352,7 +352,7 @@ class AdaptedPolicy(Policy):
             self._is_reference_moved = True
             return
         if self._adapted is None:
-            raise RuntimeError("the policy keeps no reference; build it with needs_reference=True")
+            raise RuntimeError(_NO_REFERENCE)
         policy = self._adapter_copy()
         if not self._reference_adapter:
             self._reference_adapter = {

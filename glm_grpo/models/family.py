@@ -128,7 +128,7 @@ class ModelFamily(Protocol):
         ...
 
     def build_policy(
-        self, config: Config, pipeline: Any, *, needs_reference: bool, is_compiling: bool = False
+        self, config: Config, pipeline: Any, *, is_compiling: bool = False
     ) -> AdaptedPolicy:
         """Build the policy from the parts of a loaded pipeline."""
         ...

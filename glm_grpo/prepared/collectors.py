@@ -25,13 +25,7 @@ def load_collector_models(config: Config) -> Models:
     # Ray does not hide accelerators from a process that asked for none.
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")
-    return load_models(
-        config,
-        find_model(config.model.path),
-        device,
-        start=find_start(config),
-        needs_reference=config.needs_reference,
-    )
+    return load_models(config, find_model(config.model.path), device, start=find_start(config))
 
 
 def start_collectors(

@@ -30,14 +30,12 @@ def load_models(
     device: torch.device,
     *,
     start: FoundCheckpoint | None = None,
-    needs_reference: bool,
     is_sharded: bool = False,
 ) -> Models:
     """Load all models and place them on their devices.
 
     Args:
         start: Checkpoint whose weights policy and reference begin with; None: the model's own.
-        needs_reference: Whether a KL to the untrained policy has a weight.
         is_sharded: Whether the engine places the policy's weights in shards.
 
     Raises:
@@ -61,14 +59,7 @@ def load_models(
             config.model.path,
             time.perf_counter() - started,
         )
-        models = place_models(
-            config,
-            model.family,
-            pipeline,
-            device,
-            needs_reference=needs_reference,
-            is_sharded=is_sharded,
-        )
+        models = place_models(config, model.family, pipeline, device, is_sharded=is_sharded)
     if start is not None:
         with start.checkpoint.named():
             models.policy.start_from(start.evaluated())
@@ -81,7 +72,6 @@ def place_models(
     pipeline: Any,
     device: torch.device,
     *,
-    needs_reference: bool,
     is_sharded: bool = False,
 ) -> Models:
     """Place the parts of a loaded pipeline, and the reward terms, on their devices.
@@ -94,7 +84,6 @@ def place_models(
     policy = family.build_policy(
         config,
         pipeline,
-        needs_reference=needs_reference,
         is_compiling=is_on_cuda and config.model.compile and not is_sharded,
     )
     decoder = family.build_decoder(

@@ -73,20 +73,13 @@ class PreparedRun:
         device: torch.device = self.accelerator.device
         return device
 
-    def load(self, *, needs_reference: bool | None = None) -> Models:
-        """Load the models, with the weights of `start`; a resumed run's own come later.
-
-        Args:
-            needs_reference: Whether to keep a reference; None: if the run uses it.
-        """
-        if needs_reference is None:
-            needs_reference = self.config.needs_reference
+    def load(self) -> Models:
+        """Load the models, with the weights of `start`; a resumed run's own come later."""
         return load_models(
             self.config,
             self.model,
             self.device,
             start=self.start,
-            needs_reference=needs_reference,
             is_sharded=has_shards(self.accelerator),
         )
 

@@ -107,7 +107,7 @@ def make_trainer(tmp_path, small, half_size, monkeypatch):
             prepared = dataclasses.replace(
                 prepared, prompts=Prompts(training=prompts.training, held_out=short)
             )
-        models = prepared.load(needs_reference=True)
+        models = prepared.load()
         if term is not None:
             models = pay_for(term)(models)
         if change_stage is not None:

@@ -137,7 +137,7 @@ def test_a_size_that_the_processor_would_change_is_refused_before_the_model_is_l
 def test_the_vision_tower_is_on_the_accelerator_while_sources_are_read(edits):
     paths = (f"data.path={edits}", f"data.eval_path={edits}")
     config = compose_config(CONFIG_DIR, "tiny", [*SMALL, *SETTINGS, *paths, "offload=modules"])
-    models = prepare(config).load(needs_reference=False)
+    models = prepare(config).load()
     batch = build_batch(config, prepare(config).prompts.training, 1)
     places = []
     (tower, _) = models.policy.source_modules()

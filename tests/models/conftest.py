@@ -96,17 +96,10 @@ def config_of(
 
 
 def policy_on(
-    pipeline: GlmImagePipeline,
-    *,
-    needs_reference: bool = True,
-    is_compiling: bool = False,
-    **changes: Any,
+    pipeline: GlmImagePipeline, *, is_compiling: bool = False, **changes: Any
 ) -> GlmImagePolicy:
     """A policy of `config_of` these changes."""
-    config = config_of(**changes)
-    return GlmImagePolicy(
-        config, pipeline, needs_reference=needs_reference, is_compiling=is_compiling
-    )
+    return GlmImagePolicy(config_of(**changes), pipeline, is_compiling=is_compiling)
 
 
 @pytest.fixture(scope="session")
@@ -133,11 +126,9 @@ def loaded_janus(janus_folder):
     return load_pipeline(str(janus_folder), dtype=torch.float32)
 
 
-def janus_policy_on(
-    parts: JanusPro, *, needs_reference: bool = True, **changes: Any
-) -> JanusProPolicy:
+def janus_policy_on(parts: JanusPro, **changes: Any) -> JanusProPolicy:
     """Like `policy_on`, with guidance as published."""
-    return JanusProPolicy(config_of(**changes), parts, needs_reference=needs_reference)
+    return JanusProPolicy(config_of(**changes), parts)
 
 
 @pytest.fixture(scope="session")

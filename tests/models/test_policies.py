@@ -13,8 +13,10 @@ from glm_grpo.models import sampling, token_step
 from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image import loading as glm_image_loading
 from glm_grpo.models.glm_image.fast import recorded_step
+from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro import loading as janus_pro_loading
 from glm_grpo.models.janus_pro import token_step as janus_token_step
+from tests.factories import tiny_config
 
 pytestmark = pytest.mark.usefixtures("small_preview")
 
@@ -294,10 +296,21 @@ def test_state_tensors_of_another_model_are_refused(make_policy):
             policy.load_state_tensors(changed)
 
 
+def test_full_weights_are_copied_only_for_a_kl(random_pipeline):
+    config = tiny_config("model.adapter=null", "loss.kl_coef=0.02")
+
+    untrained = GlmImagePolicy(config.without_reference(), random_pipeline)
+    assert untrained.reference_modules() == ()
+
+    (copied,) = GlmImagePolicy(config, random_pipeline).reference_modules()
+    assert copied.head.weight.equal(untrained.network.head.weight)
+    assert copied.head.weight is not untrained.network.head.weight
+
+
 @pytest.fixture(params=[None, 4], ids=["full", "adapters"])
 def moved(request, make_policy, batch):
     """A policy that has moved, and what it drew before."""
-    policy = make_policy(adapter_rank=request.param, needs_reference=True)
+    policy = make_policy(adapter_rank=request.param)
     rollout = policy.sample(batch)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

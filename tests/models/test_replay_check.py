@@ -79,7 +79,7 @@ def deep_janus():
 def deep_policy(deep_janus, build_janus_policy):
     """With guidance, as published."""
     parts = JanusPro(copy.deepcopy(deep_janus.model), deep_janus.processor)
-    return build_janus_policy(parts, adapter_rank=4, needs_reference=False)
+    return build_janus_policy(parts, adapter_rank=4)
 
 
 def test_rounding_at_full_depth_is_measured_and_not_refused(deep_policy, janus_batch):
@@ -111,7 +111,7 @@ def half(request, small_preview, random_pipeline, build_policy, deep_janus, buil
         return build_policy(random_pipeline, adapter_rank=adapter_rank), True
     parts = JanusPro(copy.deepcopy(deep_janus.model), deep_janus.processor)
     scale = 1.0 if "unguided" in request.param else 5.0
-    policy = build_janus_policy(parts, guidance_scale=scale, adapter_rank=4, needs_reference=False)
+    policy = build_janus_policy(parts, guidance_scale=scale, adapter_rank=4)
     return policy, False
 
 

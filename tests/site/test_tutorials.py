@@ -163,7 +163,7 @@ def run_python_block(text: str) -> None:
 def names_of_the_example() -> dict[str, object]:
     """What the loop of the README is written in: the names of `examples/minimal_grpo.py`."""
     config = compose_small(ROOT / "configs", "tiny")
-    models = prepare(config).load(needs_reference=True)
+    models = prepare(config).load()
     policy = models.policy
     return vars(minimal_grpo) | {
         "steps": 1,

@@ -92,7 +92,7 @@ class Embedded:
     def sample(self, *, group_size: int) -> Reading:
         """Sample the policy at temperature 1 on all held-out prompts, and read the pictures."""
         config = load_config("tiny", "rollout.temperature=1.0", "model.adapter=null")
-        policy = GlmImagePolicy(config, self.pipeline, needs_reference=False)
+        policy = GlmImagePolicy(config, self.pipeline)
         batch = self.batch(self.prompts, group_size=group_size)
         rollout = policy.sample(batch)
         pixels = self.decoder.decode(batch, rollout.token_ids).pixels.flatten(0, 1)

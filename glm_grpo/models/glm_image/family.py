@@ -134,12 +134,10 @@ def describe(pipeline: GlmImagePipeline) -> str:
 
 
 def build_policy(
-    config: Config, pipeline: GlmImagePipeline, *, needs_reference: bool, is_compiling: bool = False
+    config: Config, pipeline: GlmImagePipeline, *, is_compiling: bool = False
 ) -> GlmImagePolicy:
     """Build the policy from the parts of a loaded pipeline."""
-    return GlmImagePolicy(
-        config, pipeline, needs_reference=needs_reference, is_compiling=is_compiling
-    )
+    return GlmImagePolicy(config, pipeline, is_compiling=is_compiling)
 
 
 def build_decoder(

@@ -47,7 +47,6 @@ class GlmImagePolicy(AdaptedPolicy):
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
-        needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
         is_compiling: Compile the decoder layers if they equal the eager ones; not for weights that
             an engine shards.
     """
@@ -59,7 +58,6 @@ class GlmImagePolicy(AdaptedPolicy):
         config: Config,
         pipeline: GlmImagePipeline,
         *,
-        needs_reference: bool,
         is_compiling: bool = False,
     ) -> None:
         model = pipeline.vision_language_encoder
@@ -77,7 +75,6 @@ class GlmImagePolicy(AdaptedPolicy):
             network,
             trained=network,
             adapted_modules=ADAPTED_MODULES,
-            needs_reference=needs_reference,
         )
         self._compiled: CompiledLayers | None = None
         if is_compiling:

@@ -99,10 +99,10 @@ def describe(pipeline: JanusPro) -> str:
 
 
 def build_policy(
-    config: Config, pipeline: JanusPro, *, needs_reference: bool, is_compiling: bool = False
+    config: Config, pipeline: JanusPro, *, is_compiling: bool = False
 ) -> JanusProPolicy:
     """Build the policy; nothing of it is compiled."""
-    return JanusProPolicy(config, pipeline, needs_reference=needs_reference)
+    return JanusProPolicy(config, pipeline)
 
 
 def build_decoder(config: Config, pipeline: JanusPro, *, is_compiling: bool) -> JanusProDecoder:

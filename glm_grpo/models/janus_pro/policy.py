@@ -41,12 +41,11 @@ class JanusProPolicy(AdaptedPolicy):
 
     Args:
         parts: Stock model and processor; the model is wrapped or copied.
-        needs_reference: Keep a frozen copy for the KL if there are no adapters to switch off.
     """
 
     network: JanusNetwork
 
-    def __init__(self, config: Config, parts: JanusPro, *, needs_reference: bool) -> None:
+    def __init__(self, config: Config, parts: JanusPro) -> None:
         model = parts.model
         self.processor = parts.processor
         self.codebook_size: int = model.config.vq_config.num_embeddings
@@ -63,7 +62,6 @@ class JanusProPolicy(AdaptedPolicy):
             network,
             trained=network.language_model,
             adapted_modules=ADAPTED_MODULES,
-            needs_reference=needs_reference,
         )
 
     def modules(self) -> tuple[nn.Module, ...]:

@@ -149,9 +149,8 @@ def sample_probe(
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
     if credit is None:
-        # Leave out what only a gradient needs.
-        loss = config.loss.model_copy(update={"kl_coef": 0.0})
-        config = with_advantage(config.model_copy(update={"loss": loss}), credit="image")
+        # Only a gradient needs the reference.
+        config = with_advantage(config.without_reference(), credit="image")
     else:
         config = with_advantage(config, credit="place")
     whole = len(batches[0].prompts)

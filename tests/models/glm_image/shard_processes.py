@@ -96,9 +96,9 @@ def main(folder: Path) -> None:
         transformer=None,
         scheduler=None,
     )
-    overrides = ("model.adapter=null", "model.gradient_checkpointing=true")
+    overrides = ("model.adapter=null", "model.gradient_checkpointing=true", "loss.kl_coef=0")
     config = compose_config(None, "tiny", overrides)
-    policy = GlmImagePolicy(config, pipeline, needs_reference=False)
+    policy = GlmImagePolicy(config, pipeline)
     measured = measure(policy, AccelerateStrategy(policy, accelerator, processes))
     (folder / f"{processes.rank}.json").write_text(json.dumps(measured))
 

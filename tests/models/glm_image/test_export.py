@@ -36,7 +36,7 @@ def trained(make_policy, batch, as_experience, small_preview):
     """Builds a policy, moves it off its start, and samples from it."""
 
     def build(adapter_rank):
-        policy = make_policy(adapter_rank=adapter_rank, needs_reference=False)
+        policy = make_policy(adapter_rank=adapter_rank)
         shift(policy)
         rollout = policy.sample(batch)
         return policy, as_experience(batch, rollout)
@@ -221,7 +221,7 @@ def test_the_page_of_a_float16_policy_keeps_its_decoder_in_bfloat16(
     random_pipeline_folder, build_policy, tmp_path, settings, monkeypatch
 ):
     pipeline = load_pipeline(str(random_pipeline_folder), dtype=torch.float16)
-    policy = build_policy(pipeline, adapter_rank=4, needs_reference=False)
+    policy = build_policy(pipeline, adapter_rank=4)
     export_adapter(policy.adapted_model, replace(settings, dtype="float16"), tmp_path)
     monkeypatch.chdir(tmp_path)
     (snippet,) = re.findall(r"```python\n(.*?)```", (tmp_path / README).read_text(), re.DOTALL)

@@ -163,7 +163,6 @@ def test_update_activations_are_near_what_is_allocated(way, off, build_policy, a
         GlmImagePipeline(processor=build_processor(sizes), vision_language_encoder=model, **parts),
         adapter_rank=None if adapter is None else adapter.rank,
         is_checkpointing=config.model.gradient_checkpointing,
-        needs_reference=False,
     )
     batch = prompt_batch(group_size=config.train.micro_batch_size)
     prompt_tokens = policy.encode(batch).input_ids.shape[1]

@@ -56,7 +56,7 @@ def test_samples_of_one_prompt_are_replayed_without_a_mask(
     pipeline = copy.copy(loaded_pipeline)
     shared = PolicySizes(key_value_heads=1)
     pipeline.vision_language_encoder = build_policy_model(seed=2, sizes=shared)
-    policy = build_policy(pipeline, needs_reference=False)
+    policy = build_policy(pipeline)
     seen = []
     attend = torch.nn.functional.scaled_dot_product_attention
 

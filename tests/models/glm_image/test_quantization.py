@@ -64,12 +64,12 @@ def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     config = compose_config(configs_dir, "tiny", overrides)
     with pytest.raises(ConfigError, match="'nf4': 4-bit weights need an accelerator"):
-        load_models(config, find_model("tiny"), torch.device("cpu"), needs_reference=False)
+        load_models(config, find_model("tiny"), torch.device("cpu"))
 
 
 def test_build_stage_holds_the_transformer_in_8_bits(configs_dir):
     config = compose_config(configs_dir, "tiny", ["decode.quantization=float8"])
-    _, transformer, _ = prepare(config).load(needs_reference=False).decoder.modules()
+    _, transformer, _ = prepare(config).load().decoder.modules()
     assert torch.float8_e4m3fn in {weight.dtype for weight in transformer.parameters()}
 
 
@@ -102,7 +102,7 @@ def test_weights_are_quantised_on_the_device_of_the_run(bitsandbytes, configs_di
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     config = compose_config(configs_dir, "tiny", overrides)
     with pytest.raises(ModelError, match="stops here"):
-        load_models(config, find_model("tiny"), card, needs_reference=False)
+        load_models(config, find_model("tiny"), card)
     assert asked["quantize_on"] == card
 
 
@@ -292,7 +292,7 @@ def test_first_layers_of_4_bit_weights_compute_in_float32(
     folder, bitsandbytes, build_policy, batch, small_preview
 ):
     pipeline = load_pipeline(folder, dtype=torch.bfloat16, quantization="nf4")
-    policy = build_policy(pipeline, adapter_rank=4, needs_reference=False)
+    policy = build_policy(pipeline, adapter_rank=4)
 
     first = policy.first_layers(2)
 

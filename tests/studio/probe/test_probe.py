@@ -42,7 +42,7 @@ def probed():
             "+reward.terms.psnr={kind: psnr, weight: 0.1}",
         ],
     )
-    models = prepare(config).load(needs_reference=False)
+    models = prepare(config).load()
     batch = build_batch(config, prepare(config).prompts.training, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("glm_grpo.models.glm_image.token_grid._PREVIEW_SIDE", 2)
@@ -77,9 +77,6 @@ class Recorder(CreditProbe):
 
 def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples):
     models, batch, config = probed
-    # The untrained policy has no reference here.
-    loss = config.loss.model_copy(update={"kl_coef": 0.0})
-    config = config.model_copy(update={"loss": loss})
     credit = Recorder()
     batches = [batch, part_of_batch(batch, range(1))]
 
