@@ -219,13 +219,13 @@ def test_three_broken_steps_of_a_float16_policy_name_another_dtype(make_run: Any
         break_gradient(2, 3, 4)(run, step)
 
     run = make_run("train.steps=5", at_step=at_step)
-    assert "no number above 65504, which" in run.fail(NonFiniteError)
+    assert "model.dtype=bfloat16" in run.fail(NonFiniteError)
 
 
 def test_three_broken_steps_in_a_row_end_a_run_that_can_be_gone_on_with(make_run: Any) -> None:
     run = make_run("train.steps=5", "train.checkpoint_every=9", at_step=break_gradient(2, 3, 4))
     message = run.fail(NonFiniteError)
-    assert "step 4: loss or gradient was not finite" in message
+    assert "step 4" in message
     assert [row["optim/skipped_updates"] for row in run.rows()[1:]] == [0, 1, 1, 1]
     resume = re.search(r"train\.resume=(\S+)$", message)
     assert resume is not None
@@ -239,7 +239,7 @@ def test_three_broken_steps_in_a_row_end_a_run_that_can_be_gone_on_with(make_run
 def test_finite_scores_whose_sum_overflows_name_the_picture(make_run: Any) -> None:
     run = make_run(weight=2.0, change=lambda scores, *_: scores * 0 + 3e38)
     message = run.fail(RewardError)
-    assert "prompt row 0, image 0 is inf, though every score is finite" in message
+    assert "prompt row 0, image 0 is inf" in message
     assert run.rows() == []
 
 
@@ -266,7 +266,7 @@ def test_a_canary_outside_its_band_stops_and_saves_where_asked_to(
     monkeypatch.setattr(HackingMonitor, "measure", game)
     run = make_run("reward.on_hacking=stop", "train.checkpoint_every=9")
     message = run.fail(HackingError)
-    assert "edge_density 0 is below 0.2..0.4" in message
+    assert re.search(r"edge_density 0 .*0\.2\.\.0\.4", message)
     assert "on_hacking=warn" in message
     assert [row["step"] for row in run.rows()] == [0, 1, 2, 3]
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 3
@@ -295,9 +295,8 @@ def test_memory_that_runs_out_names_the_phase_and_keeps_the_step_before(
 
     setattr(policy, method, failing)
     message = run.fail(MemoryLimitError)
-    assert f"in the {phase} phase" in message
+    assert f"{phase} phase" in message
     assert key in message
-    assert "Step 1 is saved" in message
     saved = load_checkpoint(newest_checkpoint(run.folder))
     assert saved.step == 1
     assert saved.tensors["policy"]["logits"].equal(calls[-1])
@@ -473,8 +472,7 @@ def test_trackers_are_called_from_the_main_thread(
     for name in ("log", "log_groups", "log_evaluation", "close"):
         monkeypatch.setattr(Trackers, name, lambda *_: threads.append(threading.current_thread()))
     make_run("train.steps=2", "train.eval_every=1").trainer.run()
-    # Three evaluations with their metrics, two steps with their groups, and the end.
-    assert threads == [threading.main_thread()] * 11
+    assert {*threads} == {threading.main_thread()}
 
 
 @pytest.mark.parametrize("every", [1, 1000], ids=["at its checkpoint", "at the next step"])
@@ -530,8 +528,8 @@ def test_a_run_goes_on_without_the_images_that_a_term_refuses(
     torch.testing.assert_close(advantages[others], smaller[0])
     found = [row.get("reward/brightness/refused_fraction") for row in run.rows()[1:]]
     assert found == [0.0, 1 / 8, 0.0]
-    line = f"step 2: term brightness refused 1 of 8 images: prompt {refused[0]}, image 1; they are"
-    assert line in caplog.text
+    line = f"step 2: .*brightness .*1 of 8 images: prompt {refused[0]}, image 1"
+    assert re.search(line, caplog.text)
 
     # Nor does it end an evaluation, whose means are those of the other images.
     held_out = read_table(run.folder.evaluation_path(2))["total"].to_pylist()
@@ -539,7 +537,7 @@ def test_a_run_goes_on_without_the_images_that_a_term_refuses(
     row = run.rows()[2]
     assert row["eval/total"] == pytest.approx((held_out[0] + held_out[2]) / 2)
     assert row["eval/brightness/refused_fraction"] == pytest.approx(1 / 3)
-    assert "evaluation at step 2: term brightness refused 1 of 3 images" in caplog.text
+    assert re.search("evaluation .*step 2: .*brightness .*1 of 3 images", caplog.text)
     assert all(math.isfinite(row["optim/grad_norm"]) for row in run.rows()[1:])
 
 
@@ -577,9 +575,7 @@ def test_a_term_that_refuses_too_many_images_ends_the_run_with_everything_saved(
         change=refusing(lambda prompt, step: [0, 3] if step == 2 else []),
     )
     message = run.fail(RewardError)
-    assert "term brightness refused 4 of 8 images: prompt " in message
-    assert "At most 25% of a term's images in a step" in message
-    assert "Step 1 is saved" in message
+    assert re.search("brightness .*4 of 8 images.* 25%", message)
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 1
     assert len([*run.folder.failure_dir(2).iterdir()]) == 4
     assert [row["step"] for row in run.rows()] == [0, 1]

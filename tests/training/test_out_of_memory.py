@@ -1,4 +1,5 @@
 import gc
+import re
 import weakref
 
 import pytest
@@ -31,37 +32,37 @@ def test_an_error_of_memory_is_explained_by_phase_size_and_keys(batch):
         out_of_memory_explained("update", describe_replay(batch, NoPolicy(), 2)),
     ):
         torch.empty(FAR_TOO_MUCH)
-    assert str(caught.value) == (
-        "out of memory in the update phase: 2 of 6 images at a time, 512 tokens each and those of "
-        "the prompt; 4000000.00 GB more were requested. Lower or set train.micro_batch_size, then "
-        "model.gradient_checkpointing=true, then offload=modules_and_optimizer (this run can "
-        "continue with them); in a new run 'model.adapter={rank: 32, alpha: 64.0}', then "
-        "rollout.height, then rollout.width. `glm-grpo plan` shows what each phase takes, and "
-        "with --memory which change is enough"
-    )
+    size = ("update phase", "2 of 6 images", "512 tokens", r"4000000\.00 GB")
+    first = ("train.micro_batch_size", "model.gradient_checkpointing=true", "offload=modules_and_")
+    later = (r"'model\.adapter={rank: 32, alpha: 64\.0}'", "rollout.height", "rollout.width")
+    said = ".*".join((*size, *first, *later, "`glm-grpo plan`"))
+    assert re.search(said, str(caught.value))
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_work_is_described_by_what_a_phase_works_on(batch):
-    assert (
-        describe_sampling(batch, NoPolicy())
-        == "2 prompts x 3 images of 1024 x 512 pixels, 512 tokens each"
-    )
-    assert describe_decoding(batch) == "a group of 3 images of 1024 x 512 pixels"
-    assert describe_replay(batch, NoPolicy(), 100).startswith("6 of 6 images")
+def test_work_is_described_by_the_sizes_a_phase_works_on(batch):
+    # Prompts, images of each, height, width and tokens.
+    assert numbers_in(describe_sampling(batch, NoPolicy())) == [2, 3, 1024, 512, 512]
+    assert numbers_in(describe_decoding(batch)) == [3, 1024, 512]
+    assert numbers_in(describe_replay(batch, NoPolicy(), 100)) == [6, 6, 512]
+
+
+def numbers_in(text):
+    return [int(found) for found in re.findall(r"\d+", text)]
 
 
 def test_where_nothing_is_said_of_bytes_none_are_named():
     with (
-        pytest.raises(MemoryLimitError, match="phase: pictures. Lower, in a new run"),
+        pytest.raises(MemoryLimitError, match="records phase: pictures") as caught,
         out_of_memory_explained("records", "pictures"),
     ):
         raise MemoryError
+    assert "GB" not in str(caught.value)
 
 
 def test_what_was_explained_inside_goes_through():
     with (
-        pytest.raises(MemoryLimitError, match="^out of memory in the decode phase: inner"),
+        pytest.raises(MemoryLimitError, match="decode phase: inner"),
         out_of_memory_explained("records", "outer"),
         out_of_memory_explained("decode", "inner"),
     ):

@@ -144,9 +144,9 @@ def test_a_step_of_flat_groups_is_reported_once(lines: Callable[[], list[str]]) 
     with make_progress(total=3) as progress:
         for step, fraction in ((1, 0.5), (2, 1.0), (3, 1.0)):
             progress.end(step, {**STEP, "advantage/zero_std_fraction": fraction})
-    (said,) = (line for line in lines() if "zero-std groups (the" in line)
-    assert said.startswith("step 2 has only zero-std groups")
+    (said,) = (line for line in lines() if "zero-std" in line)
+    assert "step 2 " in said
     # Another process of the same run leaves it to the main one.
     with make_progress(total=1, console=Console(file=io.StringIO(), quiet=True)) as progress:
         progress.end(1, {**STEP, "advantage/zero_std_fraction": 1.0})
-    assert sum("zero-std groups (the" in line for line in lines()) == 1
+    assert sum("zero-std" in line for line in lines()) == 1

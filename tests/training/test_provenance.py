@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -130,28 +131,28 @@ def train_the_start_again(folder: Path) -> None:
 
 
 CHANGES: list[tuple[Change, str]] = [
-    (append_prompt, r"data\.path = \S+train\.jsonl: 1 added \(00002\)"),
+    (append_prompt, r"data\.path = \S+train\.jsonl: .*00002"),
     (
         lambda folder: (folder / "train.png").write_bytes((folder / "held.png").read_bytes()),
-        r"data\.path = \S+: 2 changed \(00000, 00001\)",
+        r"data\.path = \S+: .*00000, 00001",
     ),
     (
         lambda folder: (folder / "scorer.py").write_text(f"import scaling\n{SCORER}\n# sharper"),
-        r"reward\.terms\.mine\.function = scorer:score: other code",
+        r"reward\.terms\.mine\.function = scorer:score: ",
     ),
     (
         lambda folder: (folder / "scaling.py").write_text("FACTOR = 2"),
-        r"reward\.terms\.mine\.function = scorer:score: other code in scaling",
+        r"reward\.terms\.mine\.function = scorer:score: .*scaling",
     ),
     (
         lambda folder: (folder / "objective.py").write_text("def loss(inputs): return 0\n"),
-        r"loss\.function = objective\.py:loss: other code",
+        r"loss\.function = objective\.py:loss: ",
     ),
     (
         lambda folder: (folder / "weights.safetensors").write_bytes(b"others!"),
-        r"reward\.terms\.clip_score\.clip_weights = \S+weights\.safetensors: other files",
+        r"reward\.terms\.clip_score\.clip_weights = \S+weights\.safetensors: ",
     ),
-    (train_the_start_again, r"model\.start_from = \S+/start/checkpoints/step-000001: other files"),
+    (train_the_start_again, r"model\.start_from = \S+/start/checkpoints/step-000001: "),
 ]
 
 
@@ -169,7 +170,7 @@ def test_a_change_is_refused_or_noted(
 
     folder = resume("train.resume_with_changes=true").folder
     (warning,) = warnings(caplog)
-    assert warning.startswith("changed after step 2: ")
+    assert re.search(f"step 2: {said}", warning)
     notes = read_config(folder).run.notes
     assert notes == f"mine\n{warning}"
     after = read_provenance(folder)
@@ -190,7 +191,7 @@ def test_a_change_is_noted_even_if_the_notes_are_full(project: Path) -> None:
     append_prompt(project)
     notes = read_config(resume("train.resume_with_changes=true").folder).run.notes
     assert notes is not None
-    assert notes.endswith("1 added (00002)")
+    assert "00002" in notes
     assert notes.startswith("nnn")
 
 
@@ -201,9 +202,7 @@ def test_a_start_that_cannot_be_compared_is_refused(project: Path) -> None:
     resume()
     (project / "another").mkdir()
     before = (project / "run/config.yaml").read_text()
-    with pytest.raises(
-        CheckpointError, match=r"model\.start_from = /\S+/another: .* began with /\S+/start"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.start_from = /\S+/another: .*/\S+/start"):
         resume(
             "model.start_from=another", "train.resume_with_changes=true", provenance=without_start
         )
@@ -221,11 +220,11 @@ def without_start(provenance: Provenance) -> Provenance:
     [
         (
             lambda folder: (folder / "held.jsonl").write_text('{"prompt": "a 0 \\"A\\""}'),
-            r"1 removed \(00001\), 1 changed \(00000\)",
+            r"removed \(00001\), .*changed \(00000\)",
         ),
         (
             lambda folder: (folder / "held.png").write_bytes((folder / "train.png").read_bytes()),
-            r"2 changed \(00000, 00001\)",
+            r"changed \(00000, 00001\)",
         ),
     ],
 )
@@ -234,7 +233,7 @@ def test_other_held_out_prompts_are_always_refused(
 ) -> None:
     begin()
     change(project)
-    with pytest.raises(CheckpointError, match=rf"held-out prompts .*{said}.*glm-grpo eval "):
+    with pytest.raises(CheckpointError, match=rf"data\.eval_path = .*{said}.*glm-grpo eval "):
         resume("train.resume_with_changes=true")
 
 
@@ -291,7 +290,7 @@ def test_files_may_be_moved_but_not_exchanged(
     monkeypatch.chdir(elsewhere)
     config = compose(f"train.resume={moved / 'run'}")
     opened = open_run(config)
-    with pytest.raises(CheckpointError, match=rf"data\.path = {elsewhere}/train\.jsonl: 1 added"):
+    with pytest.raises(CheckpointError, match=rf"data\.path = {elsewhere}/train\.jsonl: .*00002"):
         keep_provenance(opened.folder, describe(config), config, done=2)
     opened.lock.release()
 
@@ -302,7 +301,6 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
     (project / "objective.py").write_text("def loss(inputs): return 0\n")
     (project / "held.png").write_bytes((project / "train.png").read_bytes())
     found = find_checkpoint(project / "run")
-    place = f"not as in {project / 'run'}: "
 
     def changes(config: Config) -> list[str]:
         held_out = load_prompts(config.data.eval_path, height=32, width=32)
@@ -312,14 +310,11 @@ def test_an_evaluation_says_what_is_not_as_in_the_run(project: Path) -> None:
             describe_provenance(config, find_model("tiny"), held_out=held_out, training=None),
         )
 
-    assert changes(found.config) == [
-        f"{place}loss.function = objective.py:loss: other code in objective.py",
-        f"{place}data.eval_path = {project / 'held.jsonl'}: 2 changed (00000, 00001)",
-    ]
+    code, held_out = changes(found.config)
+    assert re.search(rf"{project / 'run'}: loss\.function = objective\.py:loss: ", code)
+    assert re.search(rf"data\.eval_path = {project / 'held.jsonl'}: .*00000, 00001", held_out)
     # Other prompts were asked for.
-    assert changes(with_absolute_paths(compose("data.eval_path=train.jsonl"))) == [
-        f"{place}loss.function = objective.py:loss: other code in objective.py"
-    ]
+    assert changes(with_absolute_paths(compose("data.eval_path=train.jsonl"))) == [code]
 
 
 def test_other_versions_are_noted(project: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -331,10 +326,9 @@ def test_other_versions_are_noted(project: Path, caplog: pytest.LogCaptureFixtur
 
     now = describe(compose()).versions
     resume(provenance=upgrade)
-    assert warnings(caplog) == [
-        f"changed after step 2: pillow 8.0 instead of {now['pillow']}; "
-        f"torch 9.0 instead of {now['torch']}"
-    ]
+    (warning,) = warnings(caplog)
+    for name, other in (("pillow", "8.0"), ("torch", "9.0")):
+        assert re.search(rf"{name} {other} .*{re.escape(now[name])}", warning)
 
 
 def test_a_run_without_a_checkpoint_begins_anew_with_what_is_there(project: Path) -> None:
@@ -390,7 +384,7 @@ def test_another_scorer_behind_an_address_is_refused(project: Path) -> None:
     for name, digest in (("level", "12"), ("another", "11")):
         with (
             answering(lambda _: None, to_get=tell(name, digest)) as endpoint,
-            pytest.raises(CheckpointError, match=rf"scorer {name} \({digest}\) instead of level"),
+            pytest.raises(CheckpointError, match=rf"{name} \({digest}\).* level \(11\)"),
         ):
             resume(f"+reward.terms.remote={{weight: 0.1, url: '{endpoint.url}'}}")
 

@@ -89,7 +89,7 @@ def test_runs_that_start_in_one_second_have_folders_of_their_own(
         Path(f"{first}-3"),
     ]
     # A name that someone gave stays as it is, though it is that of a time.
-    with pytest.raises(StorageError, match="is being written to"):
+    with pytest.raises(StorageError, match=f"{first} "):
         open_run(compose(first, None))
 
 
@@ -131,14 +131,14 @@ def test_a_run_that_has_done_more_steps_is_refused(last_step_saved: RunFolder) -
     steady = ("optim.schedule=constant", "optim.warmup_steps=0")
     last_step_saved.config_path.write_text(to_yaml(compose(last_step_saved.path, "auto", *steady)))
     fewer = compose(last_step_saved.path, "auto", *steady, "train.steps=2")
-    with pytest.raises(CheckpointError, match="train.steps = 2: .* has done 3"):
+    with pytest.raises(CheckpointError, match="train.steps = 2: .* 3;"):
         open_run(fewer)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ((), r"To train longer, start a new run with model\.start_from="),
+        ((), r"model\.start_from="),
         (("optim.schedule=constant", "optim.warmup_steps=0"), " train.steps=6$"),
     ],
 )
@@ -150,8 +150,7 @@ def test_a_finished_run_says_how_to_train_longer(
     folder.evaluations_dir.mkdir()
     folder.evaluation_path(3).touch()
     open_run(compose(folder.path, "auto", *settings)).lock.release()
-    assert f"{folder.path} is finished after 3 steps" in caplog.text
-    assert re.search(said, caplog.messages[-1])
+    assert re.search(f"{folder.path} .*3 steps.*{said}", caplog.messages[-1])
 
 
 def test_several_processes_resume_by_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +188,7 @@ def test_open_run_goes_on_with_what_is_named(name: str, tmp_path: Path) -> None:
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(last_step_saved: RunFolder) -> None:
     (last_step_saved.checkpoint_dir(3) / "policy.safetensors").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match="no checkpoint in .* is whole"):
+    with pytest.raises(CheckpointError, match=f"{last_step_saved.checkpoints_dir} .* whole"):
         open_run(compose(last_step_saved.path))
 
 
@@ -224,7 +223,7 @@ def test_the_command_of_the_start_may_be_repeated_with_resume(tmp_path: Path) ->
 
 def test_a_run_of_other_settings_is_not_gone_on_with(last_step_saved: RunFolder) -> None:
     other = compose(last_step_saved.path, "auto", "rollout.temperature=0.5")
-    with pytest.raises(CheckpointError, match=r"temperature: 1\.0 in the run, 0\.5 here"):
+    with pytest.raises(CheckpointError, match=r"rollout\.temperature: 1\.0 .*0\.5"):
         open_run(other)
 
 
@@ -245,11 +244,10 @@ def test_a_run_does_not_begin_in_a_folder_of_others(names: list[str], tmp_path: 
         (folder / name).write_text("theirs")
     before = files_of(folder)
 
-    with pytest.raises(ConfigError, match="nothing is overwritten") as refusal:
+    name = names[-1].partition("/")[0]
+    with pytest.raises(ConfigError, match=f"{folder}.*{name}"):
         open_run(compose(folder, None))
 
-    assert str(folder) in str(refusal.value)
-    assert names[-1].partition("/")[0] in str(refusal.value)
     assert files_of(folder) == before
     assert (folder / "run.lock").exists() == ("run.lock" in names)
 
@@ -308,7 +306,7 @@ def test_a_run_that_lost_its_metrics_is_refused_and_keeps_the_rest(
     else:
         folder.metrics_path.write_text(left)
     before = files_of(folder.path)
-    with pytest.raises(StorageError, match=r"metrics\.jsonl .*lines were lost"):
+    with pytest.raises(StorageError, match=r"metrics\.jsonl .*step 3"):
         open_run(compose(folder.path))
     assert files_of(folder.path) == before
 
@@ -318,12 +316,12 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_the_rest(tmp_path:
     folder.config_path.write_text(to_yaml(compose(folder.path, "auto", "train.checkpoint_every=4")))
     shutil.rmtree(folder.checkpoints_dir)
     before = files_of(folder.path)
-    with pytest.raises(CheckpointError, match="no checkpoint, though it recorded 5 steps"):
+    with pytest.raises(CheckpointError, match="checkpoint.* 5 steps .*every 4"):
         open_run(compose(folder.path, "auto", "train.checkpoint_every=4"))
     # As many may be lost by a kill.
     open_run(compose(folder.path, "auto", "train.checkpoint_every=5")).lock.release()
     folder.metrics_path.unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint, though it recorded 5 steps"):
+    with pytest.raises(CheckpointError, match="checkpoint.* 5 steps .*every 4"):
         open_run(compose(folder.path, "auto", "train.checkpoint_every=4"))
     assert [*files_of(folder.path)] == [name for name in before if name != "metrics.jsonl"]
 
@@ -342,7 +340,7 @@ def test_a_run_is_one_under_all_its_names(tmp_path: Path, last_step_saved: RunFo
     link.symlink_to(last_step_saved.path)
     first = open_run(compose(link, str(link / "checkpoints" / "step-000003")))
     assert first.folder.path == last_step_saved.path
-    with pytest.raises(StorageError, match=f"{last_step_saved.path} is being written to by"):
+    with pytest.raises(StorageError, match=f"{last_step_saved.path} "):
         open_run(compose(last_step_saved.path))
     first.lock.release()
 
@@ -353,13 +351,13 @@ def test_a_run_state_that_lacks_a_field_is_refused_with_it(last_step_saved: RunF
     # Weights alone may be wanted.
     checkpoint = load_checkpoint(last_step_saved.checkpoint_dir(3))
     assert checkpoint.step == 3
-    with pytest.raises(CheckpointError, match=r"step-000003/checkpoint\.json is damaged: updates"):
+    with pytest.raises(CheckpointError, match=r"step-000003/checkpoint\.json .*updates"):
         checkpoint.run_state()
 
 
 def test_settings_are_compared_before_anything_that_they_name_is_looked_for(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"other settings .*model\.path"):
+    with pytest.raises(CheckpointError, match=r"model\.path: "):
         open_run(compose(folder.path, "auto", "model.path=none"))
     # A run that begins has none.
     open_run(compose(tmp_path / "new", "auto", "model.path=none"))

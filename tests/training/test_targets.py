@@ -110,9 +110,12 @@ def test_training_prompts_without_any_target_are_refused(tmp_path: Path) -> None
     path = tmp_path / "prompts.txt"
     path.write_text('the word "OPEN"\nthe word "SHUT"\n')
     few = (f"data.path={path}", f"data.eval_path={path}", "rollout.prompts_per_step=2")
-    for learning in ("sft.final_weight=0.1", "train.method=sft"):
+    for learning, said in (
+        ("sft.final_weight=0.1", "(?s)sft.weight = 0.0.* 2 .*sft.weight=0"),
+        ("train.method=sft", "(?s)train.method = 'sft'.* 2 .*train.method=grpo"),
+    ):
         config = tiny_config(learning, *few)
-        with pytest.raises(ConfigError, match="none of the 2 training"):
+        with pytest.raises(ConfigError, match=said):
             check_targets(config, prompts_of(config))
 
 

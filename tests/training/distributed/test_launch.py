@@ -16,14 +16,14 @@ BY_TORCHRUN = {"WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node
     [
         # A file for GPUs on machines without any.
         (1, BY_ACCELERATE | BY_TORCHRUN, "WORLD_SIZE = 16.*ACCELERATE_USE_CPU=true"),
-        (1, {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE = 2, but this process sees 1"),
+        (1, {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE = 2"),
         # `srun -n2 python train.py`.
         (1, {"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS = 2.*--ntasks=1"),
         # `srun -n2 torchrun --nproc_per_node=8 train.py`: two times eight that do not meet.
         (
             8,
             {"WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "2"},
-            "2 tasks, but this one sees 1",
+            "SLURM_STEP_NUM_TASKS = 2.*--ntasks=1",
         ),
         # distributed_type: MULTI_CPU, num_machines: 2.
         (1, BY_ACCELERATE, "MULTI_CPU.*ddp.yaml"),

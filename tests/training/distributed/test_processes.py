@@ -97,9 +97,10 @@ def test_the_error_of_one_process_is_its_own():
 
 
 def test_memory_that_ran_out_in_another_process_is_not_told_as_this_ones():
-    told = "process 1 of 2 failed: MemoryLimitError: out of memory in the rollout phase"
-    with pytest.raises(PeerError, match=told), out_of_memory_explained("records", "a step"):
-        raise PeerError(told)
+    told = PeerError("process 1 of 2 failed: MemoryLimitError: out of memory in the rollout phase")
+    with pytest.raises(PeerError) as caught, out_of_memory_explained("records", "a step"):
+        raise told
+    assert caught.value is told
 
 
 @pytest.mark.parametrize(
@@ -157,12 +158,10 @@ def test_of_two_failures_each_process_tells_its_own_and_the_first_counts(found):
 
 
 def test_a_process_that_is_gone_is_missed_at_once(found):
-    kind, message = found[0]["other gone"]
-    assert kind == "PeerError"
-    assert message.startswith("process 0 of 2 lost the connection to another one (")
-    assert "train.resume=auto" in message
-    kind, message = found[0]["other gone in an update"]
-    assert kind == "PeerError"
-    assert message.startswith("process 0 of 2 lost the connection to another one (")
+    for when in ("other gone", "other gone in an update"):
+        kind, message = found[0][when]
+        assert kind == "PeerError"
+        assert message.startswith("process 0 of 2 ")
+        assert "train.resume=auto" in message
     # Its own failure says more than that nobody hears of it.
     assert found[0]["other gone, and this one fails"] == ["ValueError", "rank 0 stumbled"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -44,21 +46,17 @@ def test_processes_replay_equally_often(found, micro_batch_size, first, second):
 @pytest.mark.parametrize(
     ("launch", "told"),
     [
-        ("accumulation", "accelerate's gradient_accumulation_steps is 4: "),
-        ("bf16 without shards", "accelerate's mixed_precision is bf16: model.dtype sets"),
-        ("fp8", "accelerate's mixed_precision is fp8: model.dtype sets"),
-        ("shards of the first kind", "accelerate's fsdp_version is 1: "),
-        (
-            "DeepSpeed",
-            "accelerate was started for DEEPSPEED: the policy is trained with DDP or FSDP2; use "
-            "configs/accelerate/fsdp2.yaml",
-        ),
-        ("models loaded by one", "accelerate's fsdp_cpu_ram_efficient_loading is true: "),
+        ("accumulation", "gradient_accumulation_steps is 4"),
+        ("bf16 without shards", "mixed_precision is bf16.*model.dtype"),
+        ("fp8", "mixed_precision is fp8.*model.dtype"),
+        ("shards of the first kind", "fsdp_version is 1"),
+        ("DeepSpeed", "DEEPSPEED.*configs/accelerate/fsdp2.yaml"),
+        ("models loaded by one", "fsdp_cpu_ram_efficient_loading is true"),
     ],
 )
 def test_launches_that_the_trainer_does_not_run_on_are_refused(found, launch, told):
     for each in found:
-        assert each["refused"][launch].startswith(told)
+        assert re.search(told, each["refused"][launch])
     assert exit_code(ConfigError()) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -151,9 +152,8 @@ def test_recheck_warns_below_the_bound(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.WARNING):
         assert run.step(5)["decode/rank_correlation/total"] == pytest.approx(1 / 6)
     (warning,) = (record.getMessage() for record in caplog.records)
-    assert warning.startswith("step 5: decode.rollout_steps=1 ranks the images")
-    assert "correlation 0.167, below decode.min_rank_correlation=0.200" in warning
-    assert "raise decode.rollout_steps" in warning
+    said = r"step 5: decode\.rollout_steps=1 .*0\.167.* decode\.min_rank_correlation=0\.200"
+    assert re.search(said, warning)
 
 
 @pytest.mark.parametrize(
