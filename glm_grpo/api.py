@@ -242,7 +242,6 @@ class _PrintedLog(logging.Handler):
     """Write to the present `sys.stdout`, which progress bars replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         sys.stdout.write(f"{self.format(record)}\n")
 
 

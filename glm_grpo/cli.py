@@ -36,11 +36,6 @@ class _Parser(argparse.ArgumentParser):
     """A parser that does not require what may be left out."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program with a message.
-
-        Raises:
-            SystemExit: Always.
-        """
         # argparse counts `nargs="*"` among them where positionals and options are intermixed.
         super().error(message.removesuffix(", key=value"))
 
@@ -563,7 +558,6 @@ def _announce(url: str) -> None:
 
 
 def _print_all(parts: Iterable[RenderableType]) -> None:
-    """Print tables, and strings as they are."""
     console = Console()
     for part in parts:
         if isinstance(part, str):

@@ -18,14 +18,14 @@ def ignore_broken_pipe() -> None:
     errors, such as a full disk, are raised as before. Streams that something replaced are kept.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
-        sys.stdout = _outliving(sys.stdout)
+        sys.stdout = _ignoring_broken_pipe(sys.stdout)
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
-        sys.stderr = _outliving(sys.stderr)
+        sys.stderr = _ignoring_broken_pipe(sys.stderr)
 
 
-def _outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+def _ignoring_broken_pipe(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     stream.flush()
-    raw = _Outliving(stream.fileno())
+    raw = _IgnoringBrokenPipe(stream.fileno())
     return io.TextIOWrapper(
         # `python -u` writes without a buffer.
         raw if stream.write_through else io.BufferedWriter(raw),
@@ -36,7 +36,7 @@ def _outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     )
 
 
-class _Outliving(io.FileIO):
+class _IgnoringBrokenPipe(io.FileIO):
     """An open descriptor, to which writing never fails for want of a reader."""
 
     def __init__(self, descriptor: int) -> None:

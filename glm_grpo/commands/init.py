@@ -187,7 +187,6 @@ def propose_configs() -> str:
 
 
 def _example_term(config: Config) -> str:
-    """Name of a term for examples."""
     terms = config.reward.terms
     return "ocr" if "ocr" in terms else next(iter(terms))
 
@@ -197,7 +196,6 @@ def _quoted(folder: Path) -> str:
 
 
 def _write_signs(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
-    """Write signs of the embedded world and their images."""
     set_name = f"edit-{set_name}" if sources else set_name
     prompts = tiny_prompts(set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1))
     return _write_rows(folder / file, [_write_sign(folder, prompts[row]) for row in range(count)])

@@ -97,7 +97,6 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
 
 
 def _describe_run(config: Config, provenance: Provenance | None, *, step: int) -> str:
-    """Say in one paragraph what was trained for what."""
     method = "GRPO" if config.train.method == "grpo" else "supervised fine-tuning"
     start = "" if config.model.start_from is None else ", from the weights of another run"
     prompts = counted(config.rollout.prompts_per_step, "prompt")

@@ -162,7 +162,6 @@ def _check_launch(config: Config, processes: Processes) -> None:
 
 
 def _print_result(folder: RunFolder, summary: list[SummaryRow] | None) -> None:
-    """Print how the run ended, and what to do next."""
     if summary is None:
         again = resume_command(folder.path)
         text = Text(f"stopped and saved; continue with {again}")

@@ -161,7 +161,6 @@ class _CheckedFiles(FileConfigSource):
     """Makes Hydra refuse files that YAML would misread, and read stored runs with today's keys."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Check a file, and read it."""
         path = Path(self.path, self._normalize_file_name(config_path))
         if path.is_file():
             check_yaml(path.read_bytes(), str(path))

@@ -85,7 +85,6 @@ def _images_each(config: Config) -> int:
 
 
 def _without_effect(config: Config) -> list[str]:
-    """Keys that are set but have no effect in this run."""
     loss, train, notes = config.loss, config.train, []
     if train.method == "sft":
         return [

@@ -127,7 +127,6 @@ def _load(path: Path, side: int | None) -> np.ndarray:
 
 
 def _draw_labels(names: Sequence[str], *, height: int) -> np.ndarray:
-    """Draw the labels of the rows, one below the other."""
     font = ImageFont.load_default(size=_LETTERS)
     width = _LETTERS + math.ceil(max(map(font.getlength, names)))
     drawn = Image.new("RGB", (width, height * len(names)), "white")

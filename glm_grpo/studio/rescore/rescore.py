@@ -345,7 +345,6 @@ def _describe_rare_terms(groups: StoredGroups, config: Config) -> list[str]:
 
 
 def _score(stored: StoredRollouts, config: Config) -> _Scored:
-    """Compute what training does."""
     reward, advantage = config.reward, config.advantage
     floors = {name: term.std_floor for name, term in reward.terms.items()}
     table = stored.groups.weigh(reward.weights(), floors)
