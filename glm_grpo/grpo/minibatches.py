@@ -103,7 +103,6 @@ def _split_sequences(
     size: int,
     skips_zero_std: bool,
 ) -> list[MicroBatch]:
-    """Micro-batches of some sequences of this process."""
     replayed = rows
     if skips_zero_std:
         replayed = rows[experience.is_learned_from().flatten()[rows]]

@@ -107,7 +107,6 @@ def _log_relative(products: Float64[Tensor, "K K N N"]) -> Float64[Tensor, " K"]
 
 
 def _half_widths(products: Float64[Tensor, "K K N N"]) -> Float64[Tensor, " K"]:
-    """Half widths of the intervals of the logarithms."""
     count = products.shape[-1]
     if count < FEWEST_BATCHES:
         return torch.full((len(products),), math.nan, dtype=torch.float64)

@@ -185,7 +185,7 @@ def _learn_minibatch(
 ) -> LossTerm:
     """Accumulate the gradient of one minibatch: of its samples, and of its target images."""
     term = _learn_samples(
-        learner, samples, of_samples, is_last_term=not of_targets, count=note_progress
+        learner, samples, of_samples, is_last_term=not of_targets, note_progress=note_progress
     )
     if targets is None:
         return term
@@ -400,16 +400,15 @@ def _learn_samples(
     micro_batches: Sequence[MicroBatch],
     *,
     is_last_term: bool,
-    count: Callable[[], object],
+    note_progress: Callable[[], object],
 ) -> LossTerm:
-    """Accumulate the gradient of the loss of a minibatch's sampled tokens."""
     parts = []
     for micro_batch in micro_batches:
         is_last = is_last_term and micro_batch is micro_batches[-1]
         with learner.strategy.accumulation(is_last=is_last):
             parts.append(_backward_samples(learner.policy, learner.strategy, samples, micro_batch))
         refuse_other_metrics(parts[-1].means, parts[0].means)
-        count()
+        note_progress()
     replayed = [
         part
         for part, micro_batch in zip(parts, micro_batches, strict=True)

@@ -100,7 +100,6 @@ class Trainer:
         return summary if is_finished else None
 
     def _take_step(self, step: int, *, is_first: bool) -> None:
-        """Run one step, record it, and do whatever is due after it."""
         clock = PhaseClock(self._progress)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -153,7 +152,6 @@ class Trainer:
         return step % train.checkpoint_every == 0 or step == train.steps
 
     def _record_evaluation(self) -> StepRecord:
-        """Evaluate and store the current step."""
         record = self._records.evaluation(self._evaluate())
         self._progress.evaluated(self._state.step, record.metrics)
         return record

@@ -154,7 +154,6 @@ class TrainingStep:
             )
 
     def _own_part(self, whole: PromptBatch) -> PromptBatch:
-        """This process's part of a batch."""
         return part_of_batch(whole, self.processes.part(len(whole.prompts)))
 
     def _check_replay(self, experience: Experience, clock: PhaseClock) -> None:
