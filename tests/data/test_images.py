@@ -50,14 +50,14 @@ def test_verify_image_refuses_a_torn_file_by_place_and_name(tmp_path: Path) -> N
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     path = saved(Image.fromarray(noise), tmp_path / "torn.png")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=r"list, line 3: image .*torn\.png.* cannot be used"):
+    with pytest.raises(DataError, match=r"list, line 3: .*torn\.png"):
         verify_image(path, "list, line 3")
 
 
 def test_verify_image_refuses_a_missing_file_and_an_embedded_one_that_is_empty(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(DataError, match=r"here: image .*gone\.png does not exist"):
+    with pytest.raises(DataError, match=r"here: .*gone\.png"):
         verify_image(tmp_path / "gone.png", "here")
-    with pytest.raises(DataError, match="the embedded image cannot be used"):
+    with pytest.raises(DataError, match="here: .*embedded"):
         verify_image(b"", "here")

@@ -112,7 +112,7 @@ def test_write_atomically_makes_folders_and_replaces(tmp_path: Path) -> None:
 def test_write_atomically_keeps_the_old_content_when_the_write_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
-    with pytest.raises(StorageError, match=r"Cannot write .*file: File too large\. Choose"):
+    with pytest.raises(StorageError, match=f"{path}: {os.strerror(errno.EFBIG)}"):
         write_atomically(path, b"x" * 1001)
     assert path.read_bytes() == b"old"
     assert names_in(tmp_path) == ["file"]
@@ -121,8 +121,8 @@ def test_write_atomically_keeps_the_old_content_when_the_write_is_cut(tmp_path: 
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.ENOSPC, "No space left on device. Free some space"),
-        (errno.EROFS, "Read-only file system. Choose an output folder"),
+        (errno.ENOSPC, "Free some space"),
+        (errno.EROFS, "Choose an output folder"),
     ],
 )
 def test_write_atomically_says_reason_and_remedy(
@@ -132,7 +132,7 @@ def test_write_atomically_says_reason_and_remedy(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(StorageError, match=remedy):
+    with pytest.raises(StorageError, match=rf"{tmp_path / 'file'}: {os.strerror(code)}.*{remedy}"):
         write_atomically(tmp_path / "file", b"content")
     assert names_in(tmp_path) == []
 
@@ -146,7 +146,7 @@ def test_append_line_adds_lines_in_order(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_files_only")
 def test_append_line_takes_back_a_line_that_was_cut(tmp_path: Path) -> None:
     append_line(tmp_path / "log", "one")
-    with pytest.raises(StorageError, match=r"Cannot append to .*File too large"):
+    with pytest.raises(StorageError, match=f"log.*{os.strerror(errno.EFBIG)}"):
         append_line(tmp_path / "log", "x" * 1000)
     assert (tmp_path / "log").read_bytes() == b"one\n"
 

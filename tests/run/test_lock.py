@@ -53,11 +53,9 @@ def test_acquire_refuses_a_folder_that_another_process_writes_to(
     tmp_path: Path, programs: Programs
 ) -> None:
     with held_elsewhere(programs, tmp_path) as (holder, _):
-        host = socket.gethostname()
-        message = rf"is being written to by process {holder.pid} on {host}: .* has one writer\. "
-        with pytest.raises(StorageError, match=message) as caught:
+        said = rf"{tmp_path} .*process {holder.pid} on {socket.gethostname()}: .*run_dir"
+        with pytest.raises(StorageError, match=said):
             acquire(tmp_path)
-    assert str(tmp_path) in str(caught.value)
 
 
 def test_killed_holder_gives_the_lock_back_though_what_it_started_lives_on(
@@ -103,9 +101,9 @@ def test_file_system_without_locks_is_warned_of(
     monkeypatch.setattr(fcntl, "flock", refuse_locks(errno.ENOLCK))
     with caplog.at_level(logging.WARNING):
         acquire(tmp_path)
-    assert f"the file system of {tmp_path} does not support locks" in caplog.text
+    assert f" {tmp_path} " in caplog.text
 
 
 def test_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"Cannot lock .*No such file or directory"):
+    with pytest.raises(StorageError, match=rf"nowhere\S*: {os.strerror(errno.ENOENT)}"):
         acquire(tmp_path / "nowhere")

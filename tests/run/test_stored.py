@@ -83,7 +83,7 @@ def test_weigh_takes_the_named_terms_in_the_order_of_the_weights(tmp_path: Path)
 
 
 def test_read_rollouts_refuses_a_run_without_any(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"contains no rollout .*wait for the first step"):
+    with pytest.raises(StorageError, match=rf"{tmp_path} .*rollouts/step-.*train\.method=sft"):
         read_rollouts(RunFolder(tmp_path), NAMES, group_size=2)
 
 
@@ -93,7 +93,7 @@ def test_read_rollouts_names_the_columns_that_are_missing(tmp_path: Path) -> Non
     for row in rows:
         del row["penalty"], row["raw/ocr"]
     store(folder.rollout_path(1), rows)
-    with pytest.raises(StorageError, match=r"step-000001\.parquet has no column raw/ocr, penalty"):
+    with pytest.raises(StorageError, match=r"step-000001\.parquet .*raw/ocr, penalty"):
         read_rollouts(folder, NAMES, group_size=2)
 
 
@@ -132,7 +132,5 @@ def test_read_evaluated_run_refuses_a_run_without_before_and_after(
     folder = RunFolder(tmp_path)
     for step in range(count):
         store(folder.evaluation_path(step), make_evaluation(step))
-    with pytest.raises(
-        StorageError, match=rf"contains {count} evaluations? .*let the run continue"
-    ):
+    with pytest.raises(StorageError, match=f"{tmp_path} .*{count} evaluation"):
         read_evaluated_run(folder, make_config(configs_dir), name="x")

@@ -32,8 +32,8 @@ from glm_grpo.run.tables import (
         (read_metrics, "metrics.jsonl", b'{"step": 1, "loss": "text"}\n', r"loss\..* is 'text'"),
         (read_bands, "canaries.json", b'{"seen": {"mean": 1}}', "seen.std is"),
         (read_run_ids, "trackers.json", b'{"wandb": 3}', "wandb is 3"),
-        (read_config, "config.yaml", b"model: {path: '\xed\xa0\x80'}", "is not UTF-8"),
-        (read_config, "config.yaml", b"rollout: [", "cannot be read"),
+        (read_config, "config.yaml", b"model: {path: '\xed\xa0\x80'}", "UTF-8"),
+        (read_config, "config.yaml", b"rollout: [", "line 2"),
     ],
 )
 def test_damaged_file_is_refused_by_name(
@@ -121,7 +121,7 @@ def test_read_table_gives_columns_and_weights_as_written(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"schema": 1}, r"has schema 1, and this version reads 2"),
+        ({"schema": 1}, "schema 1.* 2"),
         ({"combine": "product"}, "combine is 'product'"),
     ],
 )
@@ -137,11 +137,9 @@ def test_tables_of_another_version_or_weighing_are_refused(
 def test_tables_that_are_torn_or_of_another_project_are_refused(tmp_path: Path) -> None:
     path = store(tmp_path, TABLE)
     pyarrow.parquet.write_table(TABLE, path)
-    with pytest.raises(StorageError, match=r"step-000007\.parquet has no glm_grpo metadata"):
+    with pytest.raises(StorageError, match=r"step-000007\.parquet .*metadata"):
         read_table(path)
     path.write_bytes(b"PAR1 not a table")
     for read in (read_table, read_weighing):
-        with pytest.raises(
-            StorageError, match=r"step-000007\.parquet is not a complete Parquet file"
-        ):
+        with pytest.raises(StorageError, match=r"step-000007\.parquet .*Parquet"):
             read(path)
