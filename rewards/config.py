@@ -26,9 +26,10 @@ from rewards.base import TermConfig
 from rewards.canaries import IMAGE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
 from rewards.options import MayChange, Options, problem_at
 from rewards.terms import KINDS
-from rewards.terms.custom import CustomConfig, ScoringFunction, find_folder, name_function
+from rewards.terms.custom import CustomConfig, ScoringFunction
 from rewards.terms.ocr import OCR_ENGINES, OCR_EXACT, OcrConfig
 from rewards.types import RewardError
+from rewards.user_functions import find_folder, name_function
 from rewards.weighting import Mode
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")

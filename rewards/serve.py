@@ -28,8 +28,9 @@ from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.messages import TOKEN_VARIABLE, ScorerInfo
 from rewards.options import changeable_keys
-from rewards.terms.custom import CustomConfig, find_sources
+from rewards.terms.custom import CustomConfig
 from rewards.types import RewardError
+from rewards.user_functions import find_sources
 
 LOOPBACK = "127.0.0.1"
 """Address that only this machine can reach."""

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 
 from glm_grpo.errors import ConfigError
 from rewards.options import FunctionName, MayChange, Options, PathText, problem_at
-from rewards.terms.custom import load_function
 from rewards.types import RewardError
+from rewards.user_functions import load_function
 
 ImportanceWeights = Literal["truncate", "mask", "none"]
 """Weight of a token whose importance ratio is out of bounds: limited, or 0; or all weights 1."""

@@ -10,7 +10,8 @@ from glm_grpo.config.losses import CustomLoss
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import TINY
 from rewards.terms.clip_loading import resolve_path
-from rewards.terms.custom import CustomConfig, find_folder
+from rewards.terms.custom import CustomConfig
+from rewards.user_functions import find_folder
 
 
 def local_paths(config: Config) -> dict[str, Path]:

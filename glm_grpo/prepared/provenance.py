@@ -42,7 +42,7 @@ from glm_grpo.run.provenance import (
     write_provenance,
 )
 from rewards.options import changeable_keys
-from rewards.terms.custom import find_sources
+from rewards.user_functions import find_sources
 
 logger = logging.getLogger(__name__)
 
