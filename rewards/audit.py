@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from rewards.scored import centre, group_means, group_variances
+from rewards.group_statistics import centre, group_means, group_variances
 from rewards.types import RewardTable
 from rewards.weighting import ZERO_STD_TOLERANCE, Mode, advantage_shares, combine, is_zero_std
 

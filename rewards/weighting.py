@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
+from rewards.group_statistics import centre, group_means, group_sums, group_variances
 from rewards.score_map import Grid
-from rewards.scored import centre, group_means, group_sums, group_variances
 from rewards.types import RewardError, RewardTable
 
 Mode = Literal["weighted_sum", "normalize_then_sum"]

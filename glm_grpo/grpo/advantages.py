@@ -7,7 +7,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from glm_grpo.types import Normalization
-from rewards.scored import centre
+from rewards.group_statistics import centre
 from rewards.weighting import is_zero_std
 
 

@@ -21,8 +21,8 @@ from glm_grpo.grpo.advantages import (
     without_left_out,
 )
 from glm_grpo.types import Normalization
+from rewards.group_statistics import centre
 from rewards.score_map import Grid, overlaps
-from rewards.scored import centre
 from rewards.weighting import is_zero_std
 
 

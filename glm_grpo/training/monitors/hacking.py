@@ -30,7 +30,7 @@ from rewards.canaries import (
     make_bands,
     measure_images,
 )
-from rewards.scored import group_means
+from rewards.group_statistics import group_means
 from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
