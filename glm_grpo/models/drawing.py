@@ -50,9 +50,6 @@ class Truncation:
         return self.top_k is not None or is_top_p_active or self.min_p is not None
 
 
-UNTRUNCATED = Truncation()
-
-
 class Drawn(NamedTuple):
     """One token per sample, its log-probability, and the entries that truncation kept."""
 

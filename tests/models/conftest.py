@@ -12,7 +12,7 @@ import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.config import Config
-from glm_grpo.models.drawing import UNTRUNCATED, Truncation
+from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image.planner import read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro.loading import JanusPro, load_pipeline
@@ -24,6 +24,8 @@ from tests.factories import tiny_config
 from tests.janus_miniature import SIDE, write_folder
 
 SIZE = world.SIZE
+
+UNTRUNCATED = Truncation()
 
 
 @pytest.fixture(scope="session")
