@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from peft import PeftModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
@@ -179,6 +179,22 @@ class AdaptedPolicy(Policy):
     @abstractmethod
     def _sequences(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Any:
         """Prompts and tokens of some images, as inputs of the network."""
+
+    def _read_mask(
+        self, prompts: Int64[Tensor, "R L"], num_tokens: int
+    ) -> Int64[Tensor, "R S"] | None:
+        """Mask of prompts and tokens; None without padding, as for samples of one prompt."""
+        if prompts.all():
+            return None
+        generated = prompts.new_ones(len(prompts), num_tokens - 1)
+        return torch.cat([prompts, generated], dim=1).to(self.device)
+
+    def _sampling_mask(
+        self, rollout: Rollout, rows: Int64[Tensor, " N"]
+    ) -> Bool[Tensor, "N T V"] | None:
+        if rollout.sampling_mask is None:
+            return None
+        return rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
 
     def _num_preview(self, batch: PromptBatch) -> int:
         """Number of preview tokens at the start of each sequence."""

@@ -178,20 +178,12 @@ class GlmImagePolicy(AdaptedPolicy):
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         layout = batch_layout(batch)
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
-        attention_mask = None
-        # Samples of one prompt have no padding.
-        if not inputs.attention_mask.all():
-            later_mask = inputs.attention_mask.new_ones(len(rows), layout.num_tokens - 1)
-            attention_mask = torch.cat([inputs.attention_mask, later_mask], dim=1).to(self.device)
-        sampling_mask = None
-        if rollout.sampling_mask is not None:
-            sampling_mask = rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
         sequences = TokenSequences(
             input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
-            attention_mask=attention_mask,
+            attention_mask=self._read_mask(inputs.attention_mask, layout.num_tokens),
             position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
             token_ids=token_ids.to(self.device),
-            sampling_mask=sampling_mask,
+            sampling_mask=self._sampling_mask(rollout, rows),
         )
         if self._compiled is not None:
             self._compiled.check(self.network, sequences)

@@ -139,19 +139,9 @@ class JanusProPolicy(AdaptedPolicy):
     ) -> TokenSequences:
         inputs = self._rows_of(self.encode(batch).rows(rows // batch.group_size))
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
-        mask = None
-        # Samples of one prompt have no padding.
-        if not inputs.attention_mask.all():
-            later = inputs.attention_mask.new_ones(
-                len(inputs.attention_mask), token_ids.shape[1] - 1
-            )
-            mask = torch.cat([inputs.attention_mask, later], dim=1).to(self.device)
-        sampling_mask = None
-        if rollout.sampling_mask is not None:
-            sampling_mask = rollout.sampling_mask.flatten(0, 1)[rows].to(self.device)
         return TokenSequences(
             input_ids=inputs.input_ids.to(self.device),
-            attention_mask=mask,
+            attention_mask=self._read_mask(inputs.attention_mask, token_ids.shape[1]),
             token_ids=token_ids.to(self.device),
-            sampling_mask=sampling_mask,
+            sampling_mask=self._sampling_mask(rollout, rows),
         )
