@@ -59,7 +59,8 @@ class Reward(Protocol):
 
         Returns:
             One finite score per image, independent of the other images, or a list that has None
-            for images that the term refuses; in `Scores` with notes, or parts that cost nothing.
+            for images that the term refuses; in `Scores` with notes, or with a score map that costs
+            nothing.
         """
         ...
 
@@ -227,8 +228,8 @@ def score_checked(
         return CheckedScores(_check_values(found, count=count))
     values = _check_values(found.values, count=count)
     notes = _check_notes(found.notes, count=count)
-    parts = _check_parts(found.score_map, values) if with_map else None
-    return CheckedScores(values, notes, parts)
+    score_map = _check_score_map(found.score_map, values) if with_map else None
+    return CheckedScores(values, notes, score_map)
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
@@ -322,58 +323,58 @@ def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
     return tuple(map(str, notes))
 
 
-def _check_parts(parts: object, values: Float32[Tensor, " N"]) -> ScoreMap | None:
-    if parts is None:
+def _check_score_map(found: object, values: Float32[Tensor, " N"]) -> ScoreMap | None:
+    if found is None:
         return None
     # No place of a refused image earned anything.
     is_refused = values.isnan()
-    if isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype == torch.float32:
-        if len(parts) == len(values) and 0 not in parts.shape:
-            parts = parts.detach().cpu().masked_fill(is_refused[:, None, None], 0.0)
-            return _check_map(parts, values.nan_to_num())
-    elif isinstance(parts, list | tuple) and len(parts) == len(values) and _are_boxes(parts):
+    if isinstance(found, Tensor) and found.ndim == 3 and found.dtype == torch.float32:
+        if len(found) == len(values) and 0 not in found.shape:
+            found = found.detach().cpu().masked_fill(is_refused[:, None, None], 0.0)
+            return _check_map(found, values.nan_to_num())
+    elif isinstance(found, list | tuple) and len(found) == len(values) and _are_boxes(found):
         refused = is_refused.tolist()
-        kept = zip(parts, refused, strict=True)
+        kept = zip(found, refused, strict=True)
         return _check_boxes([() if is_left_out else each for each, is_left_out in kept])
-    is_map = isinstance(parts, Tensor) and parts.ndim == 3 and parts.dtype != torch.float32
+    is_map = isinstance(found, Tensor) and found.ndim == 3 and found.dtype != torch.float32
     remedy = "; convert the map with .float()" if is_map else ""
     raise InvalidScoresError(
-        f"{_images(len(values))}: score_map is {_describe(parts)}; it must be a map, torch.float32 "
+        f"{_images(len(values))}: score_map is {_describe(found)}; it must be a map, torch.float32 "
         f"of shape ({len(values)}, rows, columns), or a tuple of rewards.ScoreBox for each "
         f"image{remedy}"
     )
 
 
 def _check_map(
-    parts: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]
+    score_map: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]
 ) -> Float32[Tensor, "N h w"]:
-    for image in (~torch.isfinite(parts)).flatten(1).any(dim=1).nonzero().flatten().tolist():
+    for image in (~torch.isfinite(score_map)).flatten(1).any(dim=1).nonzero().flatten().tolist():
         raise InvalidScoresError(
             f"image {image}: a part of its score is not finite; a place that earned nothing has 0"
         )
-    if is_placed_by_mean(parts, values):
+    if is_placed_by_mean(score_map, values):
         raise InvalidScoresError(
             f"{_images(len(values))}: the mean of the score map is the score, but its sum must be: "
             "divide it by the number of places, rows * columns"
         )
-    return parts
+    return score_map
 
 
-def _are_boxes(parts: Sequence[object]) -> bool:
+def _are_boxes(found: Sequence[object]) -> bool:
     return all(
         isinstance(boxes, list | tuple) and all(isinstance(each, ScoreBox) for each in boxes)
-        for boxes in parts
+        for boxes in found
     )
 
 
-def _check_boxes(parts: Sequence[Sequence[ScoreBox]]) -> ScoreBoxes:
+def _check_boxes(found: Sequence[Sequence[ScoreBox]]) -> ScoreBoxes:
     checked = tuple(
-        tuple(_check_box(box, image) for box in boxes) for image, boxes in enumerate(parts)
+        tuple(_check_box(box, image) for box in boxes) for image, boxes in enumerate(found)
     )
     edges = [max(each.right, each.bottom) for boxes in checked for each in boxes]
     if 0 < max(edges, default=0) <= 1:
         raise InvalidScoresError(
-            f"{_images(len(parts))}: no box ends after pixel 1; boxes are in pixels: "
+            f"{_images(len(found))}: no box ends after pixel 1; boxes are in pixels: "
             "multiply fractions of the image by its width and height"
         )
     return checked

@@ -270,7 +270,7 @@ class Scoring:
         shape = (len(self._groups), self._groups[0].shape[0], len(self._terms))
         raw = torch.zeros(shape, dtype=torch.float32)
         notes: dict[str, list[tuple[str, ...]]] = {}
-        parts: dict[str, Float32[Tensor, "P G h w"]] = {}
+        score_maps: dict[str, Float32[Tensor, "P G h w"]] = {}
         boxes: dict[str, list[ScoreBoxes]] = {}
         for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
             found = self._wait(row, column, future)
@@ -279,10 +279,10 @@ class Scoring:
             raw[row, :, column] = found.values
             if found.notes:
                 notes.setdefault(name, [()] * len(self._groups))[row] = found.notes
-            if found.places is not None:
-                shape = (len(self._groups), *found.places.shape)
+            if found.score_map is not None:
+                shape = (len(self._groups), *found.score_map.shape)
                 empty = torch.zeros(shape, dtype=torch.float32)
-                parts.setdefault(name, empty)[row] = found.places
+                score_maps.setdefault(name, empty)[row] = found.score_map
             if found.score_boxes:
                 boxes.setdefault(name, [()] * len(self._groups))[row] = found.score_boxes
         return RewardTable(
@@ -292,7 +292,7 @@ class Scoring:
             weights=torch.tensor([term.weight for term in self._terms], dtype=torch.float32),
             std_floors=torch.tensor([term.std_floor for term in self._terms], dtype=torch.float32),
             notes={name: tuple(groups) for name, groups in notes.items()},
-            score_map=parts,
+            score_map=score_maps,
             score_boxes={name: tuple(groups) for name, groups in boxes.items()},
         )
 
@@ -319,11 +319,11 @@ class Scoring:
 
 @dataclass(frozen=True)
 class _GroupScores:
-    """Scores of one group by one term, with their parts drawn onto a grid, if any."""
+    """Scores of one group by one term, with what each place of a grid earned, if it says so."""
 
     values: Float32[Tensor, " G"]
     notes: tuple[str, ...]
-    places: Float32[Tensor, "G h w"] | None
+    score_map: Float32[Tensor, "G h w"] | None
     score_boxes: ScoreBoxes
 
 
@@ -387,13 +387,13 @@ def _score_group(
     size, _, height, width = pixels.shape
     try:
         scores = score_checked(term.reward, [prompt] * size, pixels, with_map=grid is not None)
-        parts = scores.score_map
-        places = None
-        if grid is not None and parts is not None:
+        found = scores.score_map
+        score_map = None
+        if grid is not None and found is not None:
             # Now, because maps of all groups at the resolution of images can take gigabytes.
-            places = map_on_grid(parts, grid, height=height, width=width)
-        boxes = parts if isinstance(parts, tuple) else ()
-        return _GroupScores(scores.values, scores.notes, places, boxes)
+            score_map = map_on_grid(found, grid, height=height, width=width)
+        boxes = found if isinstance(found, tuple) else ()
+        return _GroupScores(scores.values, scores.notes, score_map, boxes)
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", images=pixels) from error
     except RewardError as error:

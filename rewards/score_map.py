@@ -54,23 +54,23 @@ class Grid:
 
 
 def map_on_grid(
-    parts: ScoreMap, grid: Grid, *, height: int, width: int
+    score_map: ScoreMap, grid: Grid, *, height: int, width: int
 ) -> Float32[Tensor, "N rows columns"]:
-    """Sum up parts in each place of a grid.
+    """Sum up what each place of a grid earned.
 
     A cell of a map, or a box, that lies in several places is divided between them by area. Boxes
     are cut off at the image's edges, and one without area counts as a point.
     """
-    if isinstance(parts, Tensor):
-        rows = overlaps(parts.shape[1], grid.rows).to(parts.device)
-        columns = overlaps(parts.shape[2], grid.columns).to(parts.device)
-        return (rows @ parts.double() @ columns.T).float()
-    places = torch.zeros(len(parts), grid.rows, grid.columns, dtype=torch.float64)
-    for place, pieces in zip(places, parts, strict=True):
-        for piece in pieces:
-            rows = _covered(piece.top / height, piece.bottom / height, grid.rows)
-            columns = _covered(piece.left / width, piece.right / width, grid.columns)
-            place += piece.value * rows[:, None] * columns
+    if isinstance(score_map, Tensor):
+        rows = overlaps(score_map.shape[1], grid.rows).to(score_map.device)
+        columns = overlaps(score_map.shape[2], grid.columns).to(score_map.device)
+        return (rows @ score_map.double() @ columns.T).float()
+    places = torch.zeros(len(score_map), grid.rows, grid.columns, dtype=torch.float64)
+    for place, boxes in zip(places, score_map, strict=True):
+        for box in boxes:
+            rows = _covered(box.top / height, box.bottom / height, grid.rows)
+            columns = _covered(box.left / width, box.right / width, grid.columns)
+            place += box.value * rows[:, None] * columns
     return places.float()
 
 
@@ -102,11 +102,11 @@ _POINT = 1e-9
 """Sides of boxes below this, in places, count as 0."""
 
 
-def is_placed_by_mean(parts: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]) -> bool:
+def is_placed_by_mean(score_map: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]) -> bool:
     """Whether the maps have the scores as their means, where they should have them as sums."""
-    if parts[0].numel() == 1 or not bool((values != 0).any()):
+    if score_map[0].numel() == 1 or not bool((values != 0).any()):
         return False
-    means = parts.double().mean(dim=(1, 2))
+    means = score_map.double().mean(dim=(1, 2))
     # Relative to the largest score: scores may all be small.
     tolerance = 1e-4 * values.abs().amax().double()
     return bool(((means - values).abs() <= tolerance).all())

@@ -107,27 +107,26 @@ def contributions(
 def placed_contributions(
     table: RewardTable, grid: Grid, *, mode: Mode
 ) -> Float32[Tensor, "P G R K"]:
-    """What each place of each image contributes to its total, by term; 0 for terms without parts.
+    """What each place of each image contributes to its total, by term.
 
-    NaN for images that are left out of their group.
+    0 for terms without a score map, NaN for images that are left out of their group. K is the
+    number of places, row by row.
 
-    K is the number of places, row by row.
-
-    Parts are weighted, and under `normalize_then_sum` standardised, as the scores are in
+    Score maps are weighted, and under `normalize_then_sum` standardised, as the scores are in
     `contributions`: up to rounding, places and what has no place add up to a term's contribution.
     """
-    parts = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
+    placed = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
     for name, found in table.score_map.items():
-        parts[:, :, table.names.index(name)] = found.flatten(-2).double()
+        placed[:, :, table.names.index(name)] = found.flatten(-2).double()
     is_missing = is_left_out(table)[:, :, None, None]
-    parts = parts.masked_fill(is_missing, torch.nan)
+    placed = placed.masked_fill(is_missing, torch.nan)
     is_counted = table.is_applicable
     if mode == "normalize_then_sum":
-        parts = centre(parts) / _group_divisors(table)[..., None]
+        placed = centre(placed) / _group_divisors(table)[..., None]
         is_counted = is_counted & ~is_zero_std(_kept(table))
-    parts = parts.masked_fill(~is_counted[:, None, :, None], 0.0)
+    placed = placed.masked_fill(~is_counted[:, None, :, None], 0.0)
     scale = table.weights.double() * _scale(table).double()[:, None]
-    return (parts * scale[:, None, :, None]).float().masked_fill(is_missing, torch.nan)
+    return (placed * scale[:, None, :, None]).float().masked_fill(is_missing, torch.nan)
 
 
 def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]:
@@ -161,17 +160,17 @@ def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]
 def placed_share(table: RewardTable, *, mode: Mode) -> float:
     """Share of the variance within groups that has a place; see `advantage_shares`.
 
-    The rest belongs to whole images: terms without parts, and what parts leave out of a score.
+    The rest belongs to whole images: terms without a score map, and what a map leaves out.
     """
     total = contributions(table, mode=mode).double().sum(dim=-1)
     is_varied = ~is_zero_std(total.float())
     if not table.score_map or not is_varied.any():
         return 0.0
     rows, columns = next(iter(table.score_map.values())).shape[2:]
-    parts = placed_contributions(table, Grid(rows, columns), mode=mode)
-    placed = centre(parts.double().sum(dim=(2, 3)))[is_varied]
+    placed = placed_contributions(table, Grid(rows, columns), mode=mode)
+    centred_placed = centre(placed.double().sum(dim=(2, 3)))[is_varied]
     centred = centre(total)[is_varied]
-    return (group_sums(placed * centred) / group_sums(centred.square())).mean().item()
+    return (group_sums(centred_placed * centred) / group_sums(centred.square())).mean().item()
 
 
 def is_zero_std(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:

@@ -14,28 +14,28 @@ from rewards.terms.text_matching import BoxMatch, Span, fold_text, plain_form
 
 
 def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[ScoreBox, ...]:
-    """Divide the score of a match among the letters that were read; it is the sum of the pieces.
+    """Divide the score of a match among the letters that were read; it is the sum of their values.
 
     - A letter is right if it belongs to the words of a wanted text and, with the fewest edits, to
       that text. It earns 1 / (number of wanted letters).
     - Letters that such words have in excess lose, in equal parts, what the right letters of the
       words earn above the score of the text: as much as a right letter earns, or less if the words
       are longer than the text.
-    - Wrong letters earn 0. Missing ones have no place, and no piece.
+    - Wrong letters earn 0. Missing ones have no place, and no box.
     - Words that no text took earn 0. With a penalty, they lose in equal parts what it takes from
       the score.
 
     Returns:
-        A piece for each letter that was read, as the engine wrote it, white space excepted.
+        A box for each letter that was read, as the engine wrote it, white space excepted.
     """
     values = _letter_values(match)
-    pieces: list[ScoreBox] = []
+    found: list[ScoreBox] = []
     for _, words in itertools.groupby(range(len(match.words)), lambda word: id(match.boxes[word])):
         of_box = list(words)
         box_values = itertools.chain.from_iterable(values[word] for word in of_box)
         box = match.boxes[of_box[0]]
-        pieces += _box_pieces(box, box_values, is_case_sensitive=is_case_sensitive)
-    return tuple(pieces)
+        found += _letters_of(box, box_values, is_case_sensitive=is_case_sensitive)
+    return tuple(found)
 
 
 def _letter_values(match: BoxMatch) -> list[list[float]]:
@@ -73,7 +73,7 @@ def _span_values(words: Sequence[str], span: Span) -> list[float]:
     return values
 
 
-def _box_pieces(
+def _letters_of(
     box: TextBox, values: Iterator[float], *, is_case_sensitive: bool
 ) -> Iterator[ScoreBox]:
     """Letters of a box with their parts of the score, from the values of its folded letters."""

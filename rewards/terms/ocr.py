@@ -166,12 +166,12 @@ class OcrReward:
 
     @torch.no_grad()
     def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Like `score`; the parts are the letters that were read, see `place_score`."""
+        """Like `score`; the boxes are those of the letters that were read, see `place_score`."""
         matches = self._match(prompts, pixels)
-        pieces = tuple(
+        boxes = tuple(
             place_score(match, is_case_sensitive=self._is_case_sensitive) for match in matches
         )
-        return replace(self._to_scores(matches), score_map=pieces)
+        return replace(self._to_scores(matches), score_map=boxes)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The engine's networks."""

@@ -63,12 +63,12 @@ class SsimReward(ComparingReward):
 
     @torch.no_grad()
     def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
-        """Like `score`; the parts are the similarity at each pixel over the number of pixels."""
-        values, parts = [], []
+        """Like `score`; each pixel earned its similarity, divided by the number of pixels."""
+        values, maps = [], []
         for losses in self._losses(prompts, pixels):
             values.append(_value(losses))
-            parts.append((1 - losses.mean(dim=1)) / losses[0, 0].numel())
-        return Scores(torch.cat(values), score_map=torch.cat(parts))
+            maps.append((1 - losses.mean(dim=1)) / losses[0, 0].numel())
+        return Scores(torch.cat(values), score_map=torch.cat(maps))
 
     def _losses(
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
