@@ -20,7 +20,7 @@ ImageSource = Path | bytes
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """Pillow opens more, some by running other programs (EPS), which data files must not trigger."""
 
-SMALLEST_PART, LARGEST_SCALE = 0.5, 2.0
+_SMALLEST_PART, _LARGEST_SCALE = 0.5, 2.0
 """Part of an image's area, and scale of its sides, beyond which it hardly fits a size."""
 
 _FAST = 1  # zlib level: images are read only once, so time matters more than size
@@ -57,6 +57,11 @@ def to_pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
+def to_pil(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
+    """RGB image of pixel values, from any device."""
+    return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
+
+
 def fit_pixels(image: Image.Image, *, height: int, width: int) -> UInt8[Tensor, "3 H W"]:
     """Pixel values of an RGB image scaled (Lanczos) to cover a size and cropped evenly.
 
@@ -74,8 +79,8 @@ def describe_misfit(size: tuple[int, int], *, height: int, width: int) -> str:
     sides = size[0] * height, size[1] * width
     kept = min(sides) / max(sides)
     enlarged = max(width / size[0], height / size[1])
-    parts = [f"{100 * kept:.2g} % of it is left"] if kept < SMALLEST_PART else []
-    if enlarged > LARGEST_SCALE:
+    parts = [f"{100 * kept:.2g} % of it is left"] if kept < _SMALLEST_PART else []
+    if enlarged > _LARGEST_SCALE:
         parts.append(f"enlarged {enlarged:.3g} times")
     return f"{size[0]} x {size[1]}: {', '.join(parts)}" if parts else ""
 
@@ -86,11 +91,10 @@ def to_bgr_arrays(pixels: UInt8[Tensor, "N 3 H W"]) -> list[UInt8[np.ndarray, "H
     return list(arrays)
 
 
-def encode_png(image: UInt8[Tensor, "3 H W"]) -> bytes:
+def encode_png(pixels: UInt8[Tensor, "3 H W"]) -> bytes:
     """Encode an image losslessly as an 8-bit RGB PNG."""
     stream = io.BytesIO()
-    array = image.cpu().permute(1, 2, 0).contiguous().numpy()
-    Image.fromarray(array).save(stream, format="PNG", compress_level=_FAST)
+    to_pil(pixels).save(stream, format="PNG", compress_level=_FAST)
     return stream.getvalue()
 
 

@@ -22,9 +22,9 @@ TOKEN_VARIABLE = "GLM_GRPO_REWARD_TOKEN"
 """Environment variable with a reward server's token, on its side and usually on the run's."""
 
 
-def encode_base64(image: UInt8[Tensor, "3 H W"]) -> str:
+def encode_base64(pixels: UInt8[Tensor, "3 H W"]) -> str:
     """Encode an image as PNG in base64."""
-    return base64.b64encode(encode_png(image)).decode("ascii")
+    return base64.b64encode(encode_png(pixels)).decode("ascii")
 
 
 def _decode_base64(value: object) -> object:

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float32, UInt8
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from rewards.images import to_pil
 from rewards.options import Options, PathText
 from rewards.types import RewardError
 from rewards.unpickling import describe_refusal
@@ -62,8 +62,7 @@ class ImageEmbedder:
 
     def embed(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N D"]:
         """Embed images on the tower's current device; embeddings have length 1."""
-        images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels.cpu()]
-        inputs = torch.stack([self._transform(image) for image in images])
+        inputs = torch.stack([self._transform(to_pil(image)) for image in pixels.cpu()])
         device = next(self.tower.parameters()).device
         return normalize(self.tower(inputs.to(device)), dim=-1)
 

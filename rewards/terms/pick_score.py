@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float32, Int64, UInt8
-from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
 from rewards.base import FLOAT32_BYTES, Reward, TermConfig
+from rewards.images import to_pil
 from rewards.options import PathText
 from rewards.types import Prompt, RewardError, describe_error
 
@@ -114,7 +114,7 @@ class PickScoreReward:
         return (self._model,)
 
     def _prepare(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N 3 S S"]:
-        images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels.cpu()]
+        images = [to_pil(image) for image in pixels.cpu()]
         prepared: Tensor = self._image_processor(images, return_tensors="pt")["pixel_values"]
         return prepared
 

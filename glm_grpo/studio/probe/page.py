@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxtyping import UInt8
-from PIL import Image
 from torch import Tensor
 
 from glm_grpo.grpo.signal_to_noise import Signal
@@ -19,6 +18,7 @@ from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Report, Til
 from glm_grpo.studio.probe.credit import ProbedCredit
 from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
 from glm_grpo.studio.probe.probe import ProbeSamples
+from rewards.images import to_pil
 
 _SHOWN_PROMPTS = 8
 _ROUNDING = 1e-12
@@ -215,7 +215,7 @@ def _write_tiles(
 ) -> Iterator[Tile]:
     for index, (label, pixels) in enumerate(images, start=1):
         content = io.BytesIO()
-        Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()).save(content, format="PNG")
+        to_pil(pixels).save(content, format="PNG")
         file = f"prompt-{number}-{index}.png"
         write_atomically(directory / file, content.getvalue())
         yield Tile(label, file, is_small=pixels.shape[-1] < SMALL_WIDTH)
