@@ -131,7 +131,7 @@ def _foreign_option(
     return problem_at((name,), value, f"is not an option of {label}", remedy)
 
 
-Term = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_term)]
+_AnyTerm = Annotated[SerializeAsAny[InstanceOf[TermConfig]], BeforeValidator(_read_term)]
 
 
 def with_functions(
@@ -177,7 +177,7 @@ class RewardConfig(Options):
     prompt's group, so that terms with a small spread count as much as terms with a large one.
     Evaluations use the mean and std of the untrained model instead, so that totals are comparable
     across steps."""
-    terms: Annotated[dict[str, Term], BeforeValidator(_read_terms)]
+    terms: Annotated[dict[str, _AnyTerm], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null: not used."""
     allow_image_only: MayChange[bool] = False
     """Allow a reward that uses only the image; the policy can then maximise it with a single image

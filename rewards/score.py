@@ -239,17 +239,18 @@ class Scoring:
             if is_early:
                 self._submit(len(self._groups) - 1, column)
 
-    def finish(self, count: Callable[[int, int], object] = lambda *_: None) -> RewardTable:
+    def finish(self, on_progress: Callable[[int, int], object] = lambda *_: None) -> RewardTable:
         """Let the other terms begin, and wait for all.
 
         Args:
-            count: Called with the number of finished scores of a group by a term, and the total.
+            on_progress: Called with the number of finished scores of a group by a term, and the
+                total.
 
         Raises:
             RewardError: As for `Scorer.score`.
         """
         try:
-            return self._finish(count)
+            return self._finish(on_progress)
         finally:
             # Of a term that failed, or is slower than one that did.
             for future in self._futures.values():
@@ -257,7 +258,7 @@ class Scoring:
             # While terms run, one of them may be about to undo it itself.
             self._defaults.restore("a reward term")
 
-    def _finish(self, count: Callable[[int, int], object]) -> RewardTable:
+    def _finish(self, on_progress: Callable[[int, int], object]) -> RewardTable:
         if not 0 < len(self._groups) == len(self._prompts):
             raise ValueError(
                 f"{len(self._prompts)} prompts, {len(self._groups)} groups of images; add one "
@@ -274,7 +275,7 @@ class Scoring:
         boxes: dict[str, list[ScoreBoxes]] = {}
         for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
             found = self._wait(row, column, future)
-            count(done, len(self._futures))
+            on_progress(done, len(self._futures))
             name = self._terms[column].name
             raw[row, :, column] = found.values
             if found.notes:
@@ -406,13 +407,13 @@ def _score_group(
     except BaseException as error:
         image = _find_failing_image(term, prompt, pixels)
         raise RewardError(
-            f"{where}, {image}: scoring failed with {describe_error(error)}{_place(error)}. A "
+            f"{where}, {image}: scoring failed with {describe_error(error)}{_users_line(error)}. A "
             f"failure is never counted as a score; {_describe_remedy(term, error, pixels)}",
             images=pixels,
         ) from error
 
 
-def _place(error: BaseException) -> str:
+def _users_line(error: BaseException) -> str:
     """Last line of a user's program that led to an error; empty if only libraries did."""
     frames = [
         frame

@@ -36,7 +36,7 @@ class LpipsConfig(ComparingConfig):
 
     kind: Literal["lpips"]
     """Class that scores."""
-    network: Literal["alex", "vgg", "squeeze"] = "alex"
+    network: Network = "alex"
     """Backbone. torchvision downloads its weights once into TORCH_HOME/hub/checkpoints."""
     pretrained: bool = True
     """False: untrained features from a fixed seed. Needs no download, but does not measure
@@ -72,9 +72,8 @@ class LpipsReward(ComparingReward):
         super().__init__(config.against)
         make = _load_pretrained if config.pretrained else _make_untrained
         model = make(config.network)
-        self._divisor: int = (
-            1 if config.pretrained else model.L
-        )  # the package's name for its layers
+        # `L` is the package's number of layers.
+        self._divisor: int = 1 if config.pretrained else model.L
         self._model: Any = model.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
