@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from peft import PeftModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
+from typing_extensions import override
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError
@@ -200,6 +201,7 @@ class AdaptedPolicy(Policy):
         """Number of preview tokens at the start of each sequence."""
         return 0
 
+    @override
     def sample(
         self,
         batch: PromptBatch,
@@ -207,7 +209,6 @@ class AdaptedPolicy(Policy):
         phase: str = "rollout",
         on_progress: ProgressCallback = no_progress,
     ) -> Rollout:
-        """See `Policy`."""
         # Outside, because autograd cannot use tensors that were made inside.
         self.encode(batch)
         # Cheaper than `no_grad`, because no small operation records anything; copies are returned.
@@ -229,8 +230,8 @@ class AdaptedPolicy(Policy):
         """Draw one token per sample; uniforms are in [0, 1)."""
         return draw_tokens(self.network.logits(states), self._truncation, uniforms)
 
+    @override
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        """See `PolicyForUpdate`."""
         sequences = self._sequences(prompts, rollout, rows)
         with self._recomputing():
             log_probs, entropy, outside_codebook = self._wrapped(*sequences)
@@ -245,8 +246,8 @@ class AdaptedPolicy(Policy):
         """Replay through a wrapper of `network` from now on, which joins gradients of processes."""
         self._wrapped = wrapped
 
+    @override
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
-        """See `PolicyForUpdate`."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def first_layers(self, count: int) -> Any:

@@ -114,7 +114,6 @@ def _files_of(name: str) -> FamilyFiles:
 
 @lru_cache
 def _describe_on_hub(path: str) -> dict[str, Any]:
-    """What a hub id's files say, from the cache or the hub."""
     return _describe(partial(hf_hub_download, path)) if is_hub_id(path) else {}
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from typing_extensions import override
 
 from glm_grpo.models.compiling import STEP_TOLERANCES, reason_of
 from glm_grpo.models.recording import Recording
@@ -61,8 +62,8 @@ class FixedShapes(Step):
     Operations read the number of the current token from the device.
     """
 
+    @override
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        """See `Step`."""
         self._widen()
         return self._read_next(token_ids)
 
@@ -82,15 +83,15 @@ class Recorded(FixedShapes):
 
     _alone: Callable[..., Any] | None = None
 
+    @override
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        """See `Step`."""
         if self._alone is None:
             self._alone = self._record(self._read_next)
         states: Tensor = self._alone(token_ids)
         return states
 
+    @override
     def then(self, finish: Finish[_Finished]) -> Callable[[Tensor, Tensor], _Finished]:
-        """See `Step`."""
 
         def work(token_ids: Tensor, uniforms: Tensor) -> _Finished:
             return finish(self._read_next(token_ids), uniforms)

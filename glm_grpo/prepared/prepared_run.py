@@ -154,7 +154,6 @@ def prepare(
 
 
 def _parallelism(accelerator: Accelerator, processes: Processes) -> Parallelism:
-    """Describe how the processes share the run."""
     return Parallelism(
         count=processes.count,
         is_sharded=has_shards(accelerator),

@@ -213,7 +213,6 @@ class GlmImageDecoder:
         return torch.cat(decoded).unflatten(0, prior.shape[:2])
 
     def _running(self, *, is_eager: bool = False) -> AbstractContextManager[None]:
-        """See `CompiledDecoder.running`."""
         if self._compiled is None:
             return nullcontext()
         return self._compiled.running(is_eager=is_eager)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
+from typing_extensions import override
 
 from glm_grpo.models.adapted_policy import PolicyNetwork
 from glm_grpo.models.token_scores import score_tokens, token_log_probs
@@ -104,8 +105,8 @@ class GlmImageNetwork(PolicyNetwork[TokenSequences]):
         return logits.float() / self.temperature
 
     @property
+    @override
     def head(self) -> nn.Linear:
-        """See `PolicyNetwork`."""
         return self.lm_head
 
     def _read(self, sequences: TokenSequences) -> Float[Tensor, "N T D"]:

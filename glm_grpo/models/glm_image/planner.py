@@ -215,12 +215,10 @@ class GlmImagePlanner:
         return 0
 
     def _vision(self, dtype: torch.dtype) -> PartBytes:
-        """See `Planner`."""
         model = self._language_model(layers=1).to(dtype).model
         return part_bytes([model.visual, model.vqmodel])
 
     def _decoder(self, dtype: torch.dtype, quantization: str | None) -> PartBytes:
-        """See `Planner`."""
         transformer, vae, encoder = (
             nn.Module.to(build_part(self._configs, part), dtype)
             for part in ("transformer", "vae", "text_encoder")

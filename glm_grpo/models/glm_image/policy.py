@@ -14,6 +14,7 @@ from diffusers import GlmImagePipeline
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+from typing_extensions import override
 
 from glm_grpo.config import Config
 from glm_grpo.grpo.credit import TokenPlaces, token_places
@@ -89,8 +90,8 @@ class GlmImagePolicy(AdaptedPolicy):
         """Vision tower and VQ."""
         return (self.model.model.visual, self.model.model.vqmodel)
 
+    @override
     def run_network_once(self) -> None:
-        """See `AdaptedPolicy`."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
         with torch.no_grad():
@@ -124,8 +125,8 @@ class GlmImagePolicy(AdaptedPolicy):
     def _num_preview(self, batch: PromptBatch) -> int:
         return batch_layout(batch).num_preview
 
+    @override
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
-        """See `Policy`."""
         if batch.num_sources == 0:
             return batch
         pictures = [source for prompt in batch.prompts for source in prompt.sources]
@@ -133,8 +134,8 @@ class GlmImagePolicy(AdaptedPolicy):
         shape = (len(batch.prompts), batch.num_sources)
         return replace(batch, source_token_ids=ids.unflatten(0, shape))
 
+    @override
     def tokens_per_image(self, batch: PromptBatch) -> int:
-        """See `Policy`."""
         return batch_layout(batch).num_tokens
 
     def token_places(self, batch: PromptBatch) -> TokenPlaces:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import JanusForConditionalGeneration
+from typing_extensions import override
 
 from glm_grpo.config.sections import RolloutSection
 from glm_grpo.models.adapted_policy import PolicyNetwork
@@ -70,8 +71,8 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
         self.guidance_scale = guidance_scale
 
     @property
+    @override
     def head(self) -> nn.Linear:
-        """See `PolicyNetwork`."""
         last: nn.Linear = self.generation_head.vision_head
         return last
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
+from typing_extensions import override
 
 from glm_grpo.config import Config
 from glm_grpo.grpo.credit import TokenPlaces, token_places
@@ -79,8 +80,8 @@ class JanusProPolicy(AdaptedPolicy):
         vqmodel = self.model.model.vqmodel
         return (vqmodel.encoder, vqmodel.quant_conv)
 
+    @override
     def run_network_once(self) -> None:
-        """See `AdaptedPolicy`."""
         rows = 2 if self.network.is_guided else 1
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with torch.no_grad():
@@ -101,8 +102,8 @@ class JanusProPolicy(AdaptedPolicy):
         """See `Policy`; there are no source pictures."""
         return batch
 
+    @override
     def tokens_per_image(self, batch: PromptBatch) -> int:
-        """See `Policy`."""
         return self._side**2
 
     def token_places(self, batch: PromptBatch) -> TokenPlaces:

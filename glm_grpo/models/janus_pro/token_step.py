@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from typing_extensions import override
 
 from glm_grpo.models.janus_pro.network import JanusNetwork
 from glm_grpo.models.recording import records
@@ -62,8 +63,8 @@ class TokenStep(Step):
         mask = prompts.mask
         self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
 
+    @override
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
-        """See `Step`."""
         position_ids = None
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)

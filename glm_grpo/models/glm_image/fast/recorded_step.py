@@ -29,7 +29,6 @@ class FixedShapesStep(FixedShapes, TokenStep):
         self._at = torch.zeros(1, dtype=torch.long, device=self._cos.device)
 
     def _widen(self) -> int:
-        """See `FixedShapes`."""
         return self._unwritten.shape[-1]
 
     def _read_next(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
+from typing_extensions import override
 
 from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts, TokenStep
@@ -40,8 +41,8 @@ class StockStep(Step):
         self._positions = prompts.positions.repeat_interleave(group_size, dim=1).to(device)
         self._written = 0
 
+    @override
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """See `Step`."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
         at = slice(self._written, self._written + 1)
         self._written += 1

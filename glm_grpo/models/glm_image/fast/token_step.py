@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from typing_extensions import override
 
 from glm_grpo.models.compiling import COMPILING
 from glm_grpo.models.glm_image.network import GlmImageNetwork
@@ -167,8 +168,8 @@ class TokenStep(Step):
         self._padding = padding.unsqueeze(1).to(like)
         self._unwritten = like.new_full((1, 1, num_growths * self._growth), -torch.inf)
 
+    @override
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """See `Step`."""
         if self._written % self._growth == 0:
             for layer in self._layers:
                 layer.grow(self._growth)
