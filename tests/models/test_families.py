@@ -78,18 +78,18 @@ def test_the_original_layout_is_refused_with_the_converted_one(place, tmp_path, 
     monkeypatch.setattr(find, "hf_hub_download", refuse)
     (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
     path = str(tmp_path) if place == "folder" else "deepseek-ai/Janus-Pro-7B"
-    with pytest.raises(ConfigError, match="use the converted one, such as deepseek-community/"):
+    with pytest.raises(ConfigError, match="deepseek-community/"):
         find_model(path)
 
 
 @pytest.mark.parametrize(
     ("override", "rule"),
     [
-        ("+decode.steps=20", "decode.steps = 20\n.*has no effect with Janus-Pro"),
-        ("+decode.recheck_every=3", r"leave it out \('~decode.recheck_every'"),
-        ("+decode.vae_batch_size=2", "has no effect"),
+        ("+decode.steps=20", "decode.steps = 20\n.*Janus-Pro"),
+        ("+decode.recheck_every=3", "decode.recheck_every = 3\n.*\n.*'~decode.recheck_every'"),
+        ("+decode.vae_batch_size=2", "decode.vae_batch_size = 2"),
         ("sft.preview=repeat", "sft.preview = 'repeat'"),
-        ("data.sources=1", "draws from text alone"),
+        ("data.sources=1", "data.sources = 1"),
     ],
 )
 def test_janus_pro_refuses_keys_that_it_does_not_have(override, rule):
@@ -103,12 +103,7 @@ def test_glm_image_refuses_guidance_between_tokens_and_asks_for_steps(configs_di
     config = compose_config(configs_dir, "tiny", words)
     with pytest.raises(ConfigError, match="3 problems") as caught:
         find_model("tiny").family.check_keys(config)
-    for named in (
-        "rollout.guidance_scale = 5.0",
-        "decode.steps = None",
-        "multiple of 32",
-        "set rollout.width=512",
-    ):
+    for named in ("rollout.guidance_scale = 5.0", "decode.steps = None", "set rollout.width=512"):
         assert named in str(caught.value)
 
 
@@ -120,5 +115,5 @@ def test_packaged_configs_have_the_keys_of_their_family(name):
 
 def test_janus_pro_draws_one_size(janus_folder):
     family, config = find_model(str(janus_folder)).family, janus_config("rollout.height=32")
-    with pytest.raises(ConfigError, match=r"rollout.width = 384\n.*must be 32"):
+    with pytest.raises(ConfigError, match="rollout.width = 384\n.*must be 32"):
         family.check_sizes(str(janus_folder), config)

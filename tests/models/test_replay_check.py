@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_self_check_refuses_another_temperature(policy, batch, rollout, monkeypa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda ids, log_probs: (ids[..., :-1], log_probs[..., :-1]), "271 tokens; .* need 272"),
+        (lambda ids, log_probs: (ids[..., :-1], log_probs[..., :-1]), "271 tokens.* 272"),
         (lambda ids, log_probs: (ids.clamp(max=510) + 2, log_probs), "512 entries"),
         (lambda ids, log_probs: (ids, log_probs * torch.nan), "nan nats"),
     ],
@@ -98,7 +99,7 @@ def test_half_precision_is_refused_where_few_tokens_would_count(deep_policy, jan
     # Weights exp(1.2 z) have an effective sample size of exp(-1.44) = 0.24.
     off = dataclasses.replace(rollout, log_probs=rollout.log_probs + 1.2 * noise)
 
-    with pytest.raises(SelfCheckError, match=r"bfloat16: .* model.dtype=float32 or .*=float16"):
+    with pytest.raises(SelfCheckError, match="bfloat16.*model.dtype=float32.*=float16"):
         check_replay(deep_policy, janus_batch, off, rows=9)
 
 
@@ -123,8 +124,7 @@ def test_first_layers_in_float32_show_that_the_code_path_is_exact(half, batch, j
 
     found = check_code_path(models_of(policy), used)
 
-    assert f"first {CHECKED_LAYERS} layers, computed in float32: " in found
-    assert "effective sample size 1.000" in found
+    assert re.search(rf"first {CHECKED_LAYERS} layers.* float32.*sample size 1\.000", found)
     # The policy itself is as it was.
     assert policy.dtype == torch.bfloat16
     assert len(policy.network.language_model.layers) == depth

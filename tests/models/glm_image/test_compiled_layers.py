@@ -128,7 +128,7 @@ def test_layers_stay_eager_where_compiling_fails(build, batch, backend, reason, 
         ours, theirs = (each.replay(batch, rollout, ROWS).log_probs for each in (policy, eager))
         assert torch.equal(ours, theirs)
     (warning,) = warnings_of(caplog)
-    assert re.search(f"the language model is not compiled .*{reason}", warning)
+    assert re.search(reason, warning)
     assert {type(layer) for layer in layers_of(policy)} == {GlmImageTextDecoderLayer}
     assert all(layer.gradient_checkpointing for layer in layers_of(policy))
 

@@ -128,7 +128,7 @@ def test_the_page_of_an_export_loads_it_with_stock_classes(
     assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
-    assert "as the run did (temperature 0.5, top_k 7, only image tokens)" in page
+    assert "temperature 0.5, top_k 7" in page
     assert names["pipeline"].num_timesteps == settings.decode.steps
     assert names["pipeline"].guidance_scale == settings.decode.guidance_scale
     # No base_model: the hub refuses the path of a folder.
@@ -196,7 +196,7 @@ def test_the_program_of_a_pipeline_draws_it_alone_without_a_base(
 
     with pytest.raises(SystemExit):
         run_program(tmp_path, monkeypatch, "a cat", "--base", "PATH/TO/base")
-    assert "--base PATH/TO/base: there is no such folder" in capsys.readouterr().err
+    assert "--base PATH/TO/base" in capsys.readouterr().err
     run_program(tmp_path, monkeypatch, "a cat", "--output", "alone.png")
 
     assert Image.open("alone.png").width == settings.rollout.width

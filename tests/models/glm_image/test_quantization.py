@@ -33,7 +33,7 @@ def folder(random_pipeline_folder):
 
 def test_weights_in_4_bits_need_bitsandbytes(folder, monkeypatch):
     monkeypatch.setattr(four_bits, "is_bitsandbytes_available", lambda: False)
-    with pytest.raises(ModelError, match="'nf4': it needs bitsandbytes.*pip install bitsandbytes"):
+    with pytest.raises(ModelError, match="'nf4': .*pip install bitsandbytes"):
         load_pipeline(folder, dtype=torch.float32, quantization="nf4")
 
 
@@ -63,7 +63,7 @@ def test_transformer_in_8_bits_draws_what_rounded_weights_draw(folder, loaded_pi
 def test_build_stage_refuses_4_bits_without_an_accelerator(configs_dir):
     overrides = ["model.quantization=nf4", "model.adapter={rank: 4, alpha: 8.0}"]
     config = compose_config(configs_dir, "tiny", overrides)
-    with pytest.raises(ConfigError, match="'nf4': 4-bit weights need an accelerator"):
+    with pytest.raises(ConfigError, match="model.quantization.*'nf4'.*accelerator"):
         load_models(config, find_model("tiny"), torch.device("cpu"))
 
 

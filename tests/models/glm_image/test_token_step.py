@@ -216,7 +216,7 @@ def test_the_stock_step_is_used_where_the_fast_one_gives_something_else(caplog: 
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
     other_scale(model)
     assert choose_step(network_of(model), prefilled(model, inputs), weigh) is StockStep
-    assert re.search("hidden states differ by.*a slower one is used", caplog.text)
+    assert re.search("hidden states differ", caplog.text)
 
 
 @torch.no_grad()
@@ -229,7 +229,7 @@ def test_the_stock_step_is_used_where_the_fast_one_finds_other_parts(
     model, inputs = make_model(2, 0.5), make_inputs([6, 3])
     monkeypatch.setattr(stock_step, "TokenStep", fail)
     assert choose_step(network_of(model), prefilled(model, inputs), weigh) is StockStep
-    assert re.search("AttributeError: .*layernorm.*a slower one is used", caplog.text)
+    assert re.search("AttributeError: .*layernorm", caplog.text)
 
 
 @torch.no_grad()

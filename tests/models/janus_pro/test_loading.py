@@ -36,7 +36,7 @@ def test_a_folder_is_loaded_whole_in_the_dtype_asked_for(janus_folder):
     assert all(weight.dtype == torch.bfloat16 for weight in parts.model.parameters())
     assert not parts.model.training
     assert not any(weight.requires_grad for weight in parts.model.parameters())
-    assert family.describe(parts).startswith("policy (0.1 M parameters) and decoder (")
+    assert "0.1 M parameters" in family.describe(parts)
 
 
 def test_special_tokens_and_roles_cannot_be_written_in_a_prompt(janus_folder):
@@ -50,7 +50,7 @@ def test_weights_that_lack_a_parameter_are_refused(folder):
     weights = load_file(folder / "model.safetensors")
     del weights["model.generation_head.vision_head.bias"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lack model.generation_head.vision_head.bias"):
+    with pytest.raises(ModelError, match="model.generation_head.vision_head.bias"):
         load_pipeline(str(folder), dtype=torch.float32)
 
 
@@ -58,14 +58,14 @@ def test_weights_that_lack_a_parameter_are_refused(folder):
     ("values", "said"),
     [
         ({"model_type": "llama"}, "model_type is 'llama'"),
-        ({"text_config": {"attention_dropout": 0.1}}, "attention_dropout is not 0"),
-        ({"text_config": {"model_type": "qwen2"}}, "is a 'qwen2', not a llama"),
+        ({"text_config": {"attention_dropout": 0.1}}, "attention_dropout"),
+        ({"text_config": {"model_type": "qwen2"}}, "'qwen2'.*llama"),
         ({"vision_config": {"num_image_tokens": 9, "image_size": 32, "patch_size": 8}}, "9 tokens"),
         (
             {"vision_config": {"num_image_tokens": 4, "image_size": 32, "patch_size": 16}},
-            "images of 32 pixels, but 16",
+            " 32 pixels, .*16",
         ),
-        ({"vq_config": {"projection_dim": 32}}, "width 64 of the language model, but 32"),
+        ({"vq_config": {"projection_dim": 32}}, " 64 .*32"),
     ],
     ids=str,
 )
@@ -82,10 +82,10 @@ def test_a_config_whose_parts_do_not_match_is_refused(folder, values, said):
 
 def test_a_folder_without_template_or_with_a_pointer_is_refused(folder):
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ModelError, match="no chat template"):
+    with pytest.raises(ModelError, match="chat_template.jinja"):
         check_model(str(folder))
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelError, match="a pointer of git-lfs"):
+    with pytest.raises(ModelError, match="git lfs pull"):
         check_model(str(folder))
 
 
@@ -144,10 +144,10 @@ def test_a_hub_id_is_planned_and_checked_by_its_config_in_the_cache(
     assert planner.longest_prompt_tokens(["a red cat"], height=32, width=32) > 20
     words = ["data.path=a.txt", "data.eval_path=b.txt", "model.path=me/janus"]
     config = compose_config(None, "janus_pro_1b_24gb", words)
-    with pytest.raises(ConfigError, match="must be 32: the model draws no other size"):
+    with pytest.raises(ConfigError, match="rollout.width = 384\n.*must be 32"):
         family.check_sizes("me/janus", config)
 
 
 def test_pictures_of_another_size_have_no_tokens(make_janus_policy):
-    with pytest.raises(ValueError, match="tokens for 32 x 32 alone"):
+    with pytest.raises(ValueError, match="32 x 32"):
         make_janus_policy().tokenize_pictures(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))

@@ -58,7 +58,7 @@ def test_a_picture_outside_float16_is_explained(loaded_janus, janus_batch, token
     with torch.no_grad():
         for convolution in (vqmodel.post_quant_conv, vqmodel.decoder.conv_in):
             convolution.weight.fill_(6e4)
-    with pytest.raises(DecoderError, match="no number above 65504.*model.dtype=bfloat16"):
+    with pytest.raises(DecoderError, match="65504.*model.dtype=bfloat16"):
         JanusProDecoder(vqmodel).decode(janus_batch, token_ids)
 
 
@@ -84,5 +84,5 @@ def test_tokens_are_the_codes_with_the_nearest_direction(loaded_janus):
 def test_steps_cannot_be_changed(loaded_janus):
     decoder = JanusProDecoder(loaded_janus.model.model.vqmodel)
     assert decoder.steps is None
-    with pytest.raises(ValueError, match="no denoising steps"):
+    with pytest.raises(ValueError, match="denoising steps"):
         decoder.with_steps(2)
