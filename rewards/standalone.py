@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pandas
 import torch
+from jaxtyping import UInt8
 from PIL import Image
 from pydantic import ValidationError
+from torch import Tensor
 
+from rewards.base import TermConfig
 from rewards.build import build_scorer
 from rewards.config import RewardConfig, with_functions
 from rewards.images import (
@@ -104,15 +107,9 @@ def score_images(
     rows, refused = [], set()
     for number, (prompt, image, target) in enumerate(zip(prompts, images, targets, strict=True)):
         opened = _open(image)
-        if isinstance(prompt, str):
-            prompt = Prompt(str(number), prompt, texts=find_quoted_texts(prompt))
+        prompt = _as_prompt(prompt, number)
         if target is not None:
-            opened_target, (width, height) = _open(target), opened.size
-            if misfit := describe_misfit(opened_target.size, height=height, width=width):
-                # At the caller of `score_images`.
-                warnings.warn(f"targets[{number}] hardly fits its image ({misfit})", stacklevel=2)
-            fitted = fit_pixels(opened_target, height=height, width=width)
-            prompt = dataclasses.replace(prompt, target=fitted)
+            prompt = dataclasses.replace(prompt, target=_fit_target(target, opened, number))
         table = scorer.score([prompt], to_pixels(opened)[None, None])
         scores = table.raw.masked_fill(~table.is_applicable.unsqueeze(1), torch.nan)[0, 0].tolist()
         has_total = bool((table.is_applicable & (table.weights != 0)).any())
@@ -126,13 +123,31 @@ def score_images(
     found = pandas.DataFrame(rows, columns=[*scorer.names, "total"])
     for name, term in config.terms.items():
         if rows and name not in refused and found[name].isna().all():
-            needs = " and ".join(term.needs()) or "nothing"
-            warnings.warn(
-                f"{name} applies to none of the images: it needs {needs} in addition to the image, "
-                f"and a prompt_id that matches {term.prompt_ids!r}",
-                stacklevel=2,
-            )
+            _warn_that_unused(name, term)
     return found
+
+
+def _as_prompt(given: str | Prompt, number: int) -> Prompt:
+    if isinstance(given, Prompt):
+        return given
+    return Prompt(str(number), given, texts=find_quoted_texts(given))
+
+
+def _fit_target(target: ImageOrPath, image: Image.Image, number: int) -> UInt8[Tensor, "3 H W"]:
+    opened, (width, height) = _open(target), image.size
+    if misfit := describe_misfit(opened.size, height=height, width=width):
+        # At the caller of `score_images`.
+        warnings.warn(f"targets[{number}] hardly fits its image ({misfit})", stacklevel=3)
+    return fit_pixels(opened, height=height, width=width)
+
+
+def _warn_that_unused(name: str, term: TermConfig) -> None:
+    needs = " and ".join(term.needs()) or "nothing"
+    warnings.warn(
+        f"{name} applies to none of the images: it needs {needs} in addition to the image, "
+        f"and a prompt_id that matches {term.prompt_ids!r}",
+        stacklevel=3,
+    )
 
 
 def _open(image: ImageOrPath) -> Image.Image:
