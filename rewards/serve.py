@@ -58,7 +58,7 @@ def serve(
         announce: Called with the URL when requests are answered.
     """
     try:
-        from rewards.server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
+        from rewards.http_server import listen, make_app, make_server  # noqa: PLC0415 (an extra)
     except ModuleNotFoundError as error:
         raise RewardError(
             f"{error.name}, which is needed to serve a term, is not installed; run `pip install "

@@ -23,9 +23,9 @@ from rewards.base import Need, score_checked
 from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.http_client import HttpClient, NoAnswerError
+from rewards.http_server import listen, make_app, make_server
 from rewards.messages import ScorerInfo, make_request
 from rewards.score import Scorer, Term
-from rewards.server import listen, make_app, make_server
 from rewards.terms.remote import RemoteReward
 from rewards.types import Prompt, RewardError, Scores
 from tests.rewards.endpoint import Endpoint, Reply, Request, answering
