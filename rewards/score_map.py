@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+_POINT = 1e-9
+"""Sides of boxes below this, in places, count as 0."""
+
 
 @dataclass(frozen=True)
 class ScoreBox:
@@ -96,10 +99,6 @@ def _covered(start: float, end: float, places: int) -> Float64[Tensor, " places"
         return (edges == min(int((start + end) / 2), places - 1)).to(edges)
     shared = (edges + 1).clamp(max=end) - edges.clamp(min=start)
     return shared.clamp(min=0) / (end - start)
-
-
-_POINT = 1e-9
-"""Sides of boxes below this, in places, count as 0."""
 
 
 def is_placed_by_mean(score_map: Float32[Tensor, "N h w"], values: Float32[Tensor, " N"]) -> bool:

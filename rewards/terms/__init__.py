@@ -1,5 +1,8 @@
 """Kinds of reward terms, one file each: options, construction, memory and scoring.
 
+Beside them are what CLIP terms share (`clip_loading`) and what `ocr` is made of: two engines, the
+orders in which a page is read, texts compared with words, and the score of each letter.
+
 A term's `kind` selects the class that scores. It defaults to the term's name if that is the name of
 a kind, and must be set for any other name, so that a kind can be used several times.
 """

@@ -86,8 +86,8 @@ class AestheticReward:
         self._head = load_head(resolve_path(config.head), width=width).to(device)
         clip = load_clip(architecture, config.clip_weights, key="aesthetic.clip_weights")
         # The text tower is dropped: embedding an image only needs the image tower.
-        self._images = ImageEmbedder(clip)
-        self._images.tower.to(device)
+        self._embedder = ImageEmbedder(clip)
+        self._embedder.tower.to(device)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """True: it only uses the image."""
@@ -98,12 +98,12 @@ class AestheticReward:
         self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, " N"]:
         """Rate each image; prompts are not used."""
-        rating: Tensor = self._head(self._images.embed(pixels))
+        rating: Tensor = self._head(self._embedder.embed(pixels))
         return to_unit_score(rating.reshape(len(prompts)))
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Image tower and head."""
-        return (self._images.tower, self._head)
+        return (self._embedder.tower, self._head)
 
 
 def to_unit_score(rating: Float32[Tensor, " N"]) -> Float32[Tensor, " N"]:
