@@ -357,11 +357,7 @@ def evaluate(
 
 
 def _refuse_other_forms(overrides: Sequence[object]) -> None:
-    """Refuse overrides in a list or a mapping.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuse overrides in a list or a mapping."""
     for override in overrides:
         if not isinstance(override, str):
             raise ConfigError(
