@@ -8,7 +8,6 @@ that term; NaN stands for undefined values, such as the mean of a term that appl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -161,42 +160,3 @@ def _fill_unvaried(
     """Exactly 0 where a term does not apply, and in zero-std groups, which differ by rounding."""
     is_left_out = is_zero_std(scores) | ~table.is_applicable
     return values.masked_fill(is_left_out[:, None, :], 0.0)
-
-
-def describe_rare_terms(
-    weights: Mapping[str, float],
-    counts: Mapping[str, int],
-    total: int,
-    *,
-    of: str,
-    others: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Name the weighted terms that apply to none or to fewer than half of the prompts.
-
-    Where a term does not apply, its weight goes to the others, so the actual reward differs from
-    what its weights suggest.
-
-    Args:
-        counts: Number of prompts to which each term applies.
-        of: Name of the prompts, such as `training prompts`.
-        others: For terms that apply to some prompts, a few of those to which they do not.
-
-    Returns:
-        A line for each number of prompts, such as `lpips and ssim (60% of the weight) apply to
-        none of the 12 training prompts`; the rarest terms first.
-    """
-    sizes = {name: abs(weight) for name, weight in weights.items() if weight != 0}
-    lines = []
-    for count in sorted({counts[name] for name in sizes if 2 * counts[name] < total}):
-        names = [name for name in sizes if counts[name] == count]
-        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-        share = sum(sizes[name] for name in names) / sum(sizes.values())
-        verb = "apply" if len(names) > 1 else "applies"
-        line = (
-            f"{listed} ({share:.0%} of the weight) {verb} to {count or 'none'} of the {total} {of}"
-        )
-        # Terms in one line may be missing for different prompts; name those missing for all of
-        # them.
-        named = {others[name] for name in names} if others and count else set()
-        lines.append(f"{line}; not to {named.pop()}" if len(named) == 1 else line)
-    return lines

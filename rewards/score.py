@@ -11,7 +11,7 @@ import queue
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,19 +22,13 @@ import torch
 from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor, nn
 
-from rewards.audit import describe_rare_terms
 from rewards.base import InvalidScoresError, Reward, score_checked
 from rewards.out_of_memory import is_out_of_memory
 from rewards.process_defaults import ProcessDefaults
 from rewards.score_map import Grid, ScoreBoxes, map_on_grid
-from rewards.texts import find_quoted_texts, has_idle_marks
 from rewards.types import Prompt, RewardError, RewardTable, describe_error
 from rewards.unfinished import finished_before_exit
 
-_MOST_NAMED = 3
-"""Largest number of prompts that a line names."""
-_LONGEST_SHOWN = 60
-"""Characters shown of a prompt in a line."""
 _NOT_USERS = (
     str(Path(__file__).parent) + os.sep,
     sysconfig.get_path("stdlib") + os.sep,
@@ -86,79 +80,18 @@ class Scorer:
     """
 
     def __init__(self, terms: Sequence[Term], *, is_overlapping: bool = True) -> None:
-        self._terms = tuple(terms)
+        self.terms = tuple(terms)
         self._workers = tuple(_Worker(term.name) for term in terms)
         self.is_overlapping = is_overlapping
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the terms, in the order of the R axis."""
-        return tuple(term.name for term in self._terms)
+        return tuple(term.name for term in self.terms)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Networks of all terms, to be moved between devices."""
-        return tuple(module for term in self._terms for module in term.reward.modules())
-
-    def check_prompts(
-        self, prompts: Iterable[Prompt], *, of: str = "prompts", is_training: bool = False
-    ) -> list[str]:
-        """Refuse prompts that no term can score, before anything is sampled.
-
-        Args:
-            prompts: Prompts to check; each is accessed once, which loads its target image.
-            of: Name of the set, for the lines.
-            is_training: Whether they are training prompts, which terms with `when: evaluation`
-                never see.
-
-        Returns:
-            Lines on terms that apply to few of them (see `describe_rare_terms`), terms whose
-            `prompt_ids` matches none, and prompts with quotation marks that ask for nothing.
-
-        Raises:
-            RewardError: No term with a nonzero weight applies to a prompt, or one applies but
-                cannot score it.
-        """
-        terms = [term for term in self._terms if term.is_trained_on or not is_training]
-        weighted = [term for term in terms if term.weight != 0]
-        # For each term, the prompts to which it does not apply, by name.
-        others: dict[str, list[str]] = {term.name: [] for term in terms}
-        idle, total = [], 0
-        for prompt in prompts:
-            # Ask every term, even those that are only watched: one may refuse the prompt.
-            applicable = [term for term in terms if term.applies_to(prompt)]
-            if not any(term in weighted for term in applicable):
-                raise RewardError(
-                    f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
-                    f"the terms with a weight ({', '.join(term.name for term in weighted)}) "
-                    "applies to it. Give it a target image (lpips, ssim) or a text in quotation "
-                    "marks (ocr), remove it, or add a term that applies to every prompt "
-                    "(clip_score)"
-                )
-            total += 1
-            named = f"{prompt.prompt_id} ({prompt.prompt[:_LONGEST_SHOWN]!r})"
-            for term in terms:
-                if term not in applicable:
-                    others[term.name].append(named)
-            # Explicit texts are what the prompt asks for, whatever it quotes.
-            is_as_quoted = prompt.texts == find_quoted_texts(prompt.prompt)
-            if is_as_quoted and has_idle_marks(prompt.prompt):
-                idle.append(named)
-        weights = {term.name: term.weight for term in terms}
-        counts = {name: total - len(prompts) for name, prompts in others.items()}
-        first = {name: _name_first(prompts) for name, prompts in others.items()}
-        lines = describe_rare_terms(weights, counts, total, of=of, others=first)
-        if idle:
-            lines.append(
-                f"unpaired or empty quotation marks in {len(idle)} of the {total} {of}: "
-                f"{_name_first(idle)}; close them, or give `text`"
-            )
-        unmatched = [
-            f"reward.terms.{term.name}.prompt_ids is {term.prompt_ids!r}: none of the {of} that it "
-            "could apply to has such an id"
-            for term in terms
-            if term.prompt_ids != "*" and counts[term.name] == 0
-        ]
-        return lines + unmatched
+        return tuple(module for term in self.terms for module in term.reward.modules())
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "P G 3 H W"]) -> RewardTable:
         """Score every image by every term that applies to its prompt.
@@ -196,7 +129,7 @@ class Scorer:
             grid: Places for which the table says what they earned, by terms that can; None: none.
         """
         return Scoring(
-            self._terms,
+            self.terms,
             self._workers,
             prompts,
             is_resident=is_resident,
@@ -438,11 +371,6 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
         "reward.overlap=false, then offload=modules, which give the term more room (a run can "
         "continue with them), or in a new run lower rollout.group_size"
     )
-
-
-def _name_first(prompts: Sequence[str]) -> str:
-    left_out = len(prompts) - _MOST_NAMED
-    return ", ".join(prompts[:_MOST_NAMED]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:

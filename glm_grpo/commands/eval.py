@@ -49,6 +49,7 @@ from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
 from glm_grpo.training.metrics import evaluation_metrics
 from glm_grpo.types import Evaluation
+from rewards.coverage import check_prompts
 from rewards.problems import Problem, describe_problems
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def evaluate_run(
         config.without_reference(), model, make_accelerator().device, start=find_start(config)
     )
     prompts = (held_out[index] for index in range(len(held_out)))
-    for line in models.scorer.check_prompts(prompts, of="held-out prompts"):
+    for line in check_prompts(models.scorer.terms, prompts, set_name="held-out prompts"):
         logger.warning("%s", line)
     batches = held_out_batches(config, held_out)
     mode = config.reward.combine

@@ -9,6 +9,7 @@ from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import ConfigError
 from glm_grpo.prepared.prompts import Prompts
+from rewards.coverage import check_prompts
 from rewards.problems import Problem, describe_problems
 from rewards.score import Scorer
 from rewards.types import Prompt
@@ -80,12 +81,15 @@ def check_targets(config: Config, prompts: Prompts) -> None:
 def check_scored(config: Config, scorer: Scorer, prompts: Prompts) -> list[str]:
     """Refuse prompts that no term can score; returns lines on terms that apply to few prompts."""
     lines = []
-    for of, prompt_set in prompts.named():
+    for name, prompt_set in prompts.named():
         is_training = prompt_set is prompts.training
         # The training prompts of a supervised run are not scored.
         if not (is_training and config.train.method == "sft"):
-            lines += scorer.check_prompts(
-                _each(prompt_set), of=f"{of} prompts", is_training=is_training
+            lines += check_prompts(
+                scorer.terms,
+                _each(prompt_set),
+                set_name=f"{name} prompts",
+                is_training=is_training,
             )
     if (
         config.rollout.dynamic_sampling_rounds

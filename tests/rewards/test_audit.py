@@ -11,7 +11,6 @@ from rewards.audit import (
     audit_table,
     correlations,
     decoder_fractions,
-    describe_rare_terms,
     headroom,
     saturation,
 )
@@ -148,23 +147,6 @@ def test_decoder_fraction_is_over_applicable_prompts_and_not_clipped() -> None:
     table = make_table(by_term(group, [[NAN, 1.0], *group[1:]]), [[True] * 3, [False, True, True]])
     decoded = torch.tensor(by_term([[0.0, 2.0]] * 3, [[0.0, NAN], [0.0, 2.0], [0.0, 2.0]]))
     assert_equal(decoder_fractions(decoded, table), [4.0, 4.0, NAN])
-
-
-def test_describe_rare_terms_adds_up_terms_that_apply_to_as_many_prompts() -> None:
-    weights = {"lpips": 0.4, "ssim": 0.2, "ocr": -0.3, "aesthetic": 0.1, "shown": 0.0}
-    counts = {"lpips": 0, "ssim": 0, "ocr": 2, "aesthetic": 12, "shown": 0}
-    assert describe_rare_terms(weights, counts, 12, of="training prompts") == [
-        "lpips and ssim (60% of the weight) apply to none of the 12 training prompts",
-        "ocr (30% of the weight) applies to 2 of the 12 training prompts",
-    ]
-
-
-@pytest.mark.parametrize(("count", "is_rare"), [(5, True), (6, False)])
-def test_describe_rare_terms_calls_less_than_half_few(count: int, is_rare: bool) -> None:
-    weights = {"a": 1.0, "b": 1.0, "c": 1.0, "every": 1.0}
-    counts = {"a": count, "b": count, "c": count, "every": 12}
-    expected = [f"a, b and c (75% of the weight) apply to {count} of the 12 prompts"]
-    assert describe_rare_terms(weights, counts, 12, of="prompts") == expected * is_rare
 
 
 def test_audit_is_that_of_the_images_that_were_not_refused() -> None:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor, nn
 
+from rewards.coverage import check_prompts
 from rewards.score import Scorer, Term
 from rewards.score_map import Grid, ScoreBox
 from rewards.types import Prompt, RewardError, Scores
@@ -188,41 +189,6 @@ def test_scorer_names_term_and_prompt_of_what_is_no_score_and_hands_on_the_image
     assert torch.equal(caught.value.images, pixels[1])
 
 
-def test_check_prompts_names_the_prompt_that_no_term_applies_to() -> None:
-    scorer = make_scorer([FakeReward("picky", needs_text=True)], [1.0])
-    with pytest.raises(RewardError, match=r"prompt dog \('a dog'\).*\(picky\)"):
-        scorer.check_prompts([WITH_TEXT, WITHOUT_TEXT])
-
-
-def test_check_prompts_names_terms_that_apply_to_few_and_takes_each_prompt_once() -> None:
-    picky, any_prompt = FakeReward("picky", needs_text=True), FakeReward("any")
-    scorer = make_scorer([picky, any_prompt], [-0.6, 0.2])
-    prompts = iter([WITH_TEXT, WITHOUT_TEXT, WITHOUT_TEXT])
-    assert scorer.check_prompts(prompts, of="held-out prompts") == [
-        "picky (75% of the weight) applies to 1 of the 3 held-out prompts; not to dog ('a dog'), "
-        "dog ('a dog')"
-    ]
-
-
-def test_check_prompts_names_the_first_prompts_whose_quotation_marks_ask_for_nothing() -> None:
-    scorer = make_scorer([FakeReward("any")], [1.0])
-    idle_ones = [
-        Prompt("0", 'a sign "RAIN'),
-        Prompt("1", 'a sign "A" above "RAIN', texts=("A",)),
-        Prompt("2", f"{'long ' * 30}\u201cRAIN"),
-        Prompt("3", 'another "RAIN'),
-    ]
-    # In pairs, or with a text of its own, whatever the prompt looks like.
-    others = [Prompt("4", 'a sign "A"', texts=("A",)), Prompt("5", 'a 12" sign', texts=("A",))]
-    (line,) = scorer.check_prompts([*idle_ones, *others], of="training prompts")
-    assert line.startswith(
-        "unpaired or empty quotation marks in 4 of the 6 training prompts: 0 ('a sign \"RAIN'), "
-        "1 ('a sign \"A\" above \"RAIN'), 2 ('long long "
-    )
-    assert line.endswith("') and 1 more; close them, or give `text`")
-    assert len(line) < 250
-
-
 def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     terms = [
         Term("any", FakeReward("any"), 1.0),
@@ -232,7 +198,7 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
     assert (WITHOUT_TEXT.prompt_id, WITH_TEXT.prompt_id) == ("dog", "sign")
     assert table.is_applicable.tolist() == [[True, True], [True, False]]
-    assert scorer.check_prompts([WITH_TEXT], of="prompts") == [
+    assert check_prompts(terms, [WITH_TEXT]) == [
         "dogs (50% of the weight) applies to none of the 1 prompts",
         "reward.terms.dogs.prompt_ids is 'd?g': none of the prompts that it could apply to has "
         "such an id",
@@ -340,6 +306,7 @@ def test_what_a_term_changes_for_the_whole_process_is_undone_and_said_once(
 
 PROGRAM = """
 import sys, threading, torch
+from rewards.coverage import check_prompts
 from rewards.score import Scorer, Term
 from rewards.types import Prompt
 

@@ -27,7 +27,7 @@ from glm_grpo.output import counted
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.stored import StoredGroups, StoredRollouts, read_rollouts
-from rewards.audit import describe_rare_terms
+from rewards.coverage import describe_rare_terms
 from rewards.problems import Problem, describe_problems, known_keys, nearest_keys
 from rewards.terms import KINDS
 from rewards.types import RewardError, RewardTable
@@ -341,7 +341,7 @@ def _describe_rare_terms(groups: StoredGroups, config: Config) -> list[str]:
     rows = dict(zip(groups.prompt_ids, groups.is_applicable.tolist(), strict=True))
     counts = dict(zip(groups.names, map(sum, zip(*rows.values(), strict=True)), strict=True))
     weights = config.reward.weights()
-    return describe_rare_terms(weights, counts, len(rows), of="prompts that the run sampled")
+    return describe_rare_terms(weights, counts, len(rows), set_name="prompts that the run sampled")
 
 
 def _score(stored: StoredRollouts, config: Config) -> _Scored:
