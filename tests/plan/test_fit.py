@@ -148,7 +148,7 @@ def test_advise_offers_no_4_bits_on_the_cpu():
     # Where weights alone are too much, nothing makes it fit.
     advice = planner.advise(_compose(*LEAST, adapter), 1000)
     assert advice.overrides == ()
-    assert advice.describe(1000).endswith("makes it fit, nor do all of them together")
+    assert "it fits" not in advice.describe(1000)
 
 
 def test_scorer_sizes_are_those_of_the_networks():
@@ -223,13 +223,14 @@ def test_plan_command_prints_phases_and_floors_of_a_step(
     printed = capsys.readouterr().out
     assert "it fits" in printed
     assert "…" not in printed, "a word of the table is cut at 80 characters"
-    assert "a step takes at least" in printed
-    assert "on H200 SXM, its phases one after the other: rollout" in printed
+    assert re.search("on H200 SXM, .*: rollout", printed)
     floor = _floor_of_decode(printed)
     main([*arguments, "train.method=sft", "rollout.width=96"])
     printed = capsys.readouterr().out
-    assert re.search("its phases one after the other: update [^,]*$", printed, re.MULTILINE)
-    assert "the model was trained on images of 128 x 128 and larger" in printed
+    # A step of supervised fine-tuning has no other phase.
+    assert re.search("on H200 SXM, .*: update [^,]*$", printed, re.MULTILINE)
+    # A hint at the size.
+    assert "128 x 128" in printed
     # A run of 8 images instead of the 64 of the config at hand.
     sizes = ["rollout.prompts_per_step=2", "rollout.group_size=4"]
     config = compose_config(CONFIGS, "tiny", sizes)
@@ -252,9 +253,7 @@ def test_plan_command_refuses_what_does_not_fit(capsys, monkeypatch):
     with pytest.raises(SystemExit) as refused:
         main(["plan", "--config-dir", str(CONFIGS), "--cpu", "--memory", "1KB"])
     assert refused.value.code == 1
-    printed = capsys.readouterr()
-    assert "a step takes" not in printed.out
-    assert "more than --memory 1.00 KB" in printed.err
+    assert "--memory 1.00 KB" in capsys.readouterr().err
 
 
 def test_floor_of_a_step_whose_collectors_work_beside_the_learner():
@@ -262,7 +261,7 @@ def test_floor_of_a_step_whose_collectors_work_beside_the_learner():
     seconds = {"rollout": 4.0, "decode": 1.0, "update": 2.0}
     floors = {phase: PhaseFloor(each) for phase, each in seconds.items()}
     line, _ = floor_lines(floors, device="H200", collectors=2)
-    assert line.startswith("a step takes at least 2.5 s on H200, 2 collectors beside the learner")
+    assert re.search(r"2\.5 s on H200, 2 collectors", line)
 
 
 def test_describe_seconds_keeps_three_digits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,13 @@ def test_sizes_are_those_of_the_process_with_most_prompts():
 @pytest.mark.parametrize(
     ("overrides", "processes", "message"),
     [
-        ((), Parallelism(6), "prompts_per_step is 5: .* 6 processes .*raise it to 6 or more"),
-        (("model.dtype=bfloat16",), Parallelism(), "model.adapter null: .* or model.dtype=float32"),
-        (("model.dtype=bfloat16",), SHARDS, "start several processes with .*fsdp2.yaml"),
-        (("model.dtype=float16",), Parallelism(), "float16 weights keep 11 bits, so the small"),
-        ((ADAPTER, "model.dtype=float16"), MIXED, "shards compute in bfloat16; set model.dtype=b"),
-        ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .* leave it null"),
-        (("eval.ema_decay=0.9",), SHARDS, "ema_decay is 0.9: .* leave it null"),
+        ((), Parallelism(6), "prompts_per_step is 5: .* 6 processes"),
+        (("model.dtype=bfloat16",), Parallelism(), "dtype is bfloat16 .*model.dtype=float32"),
+        (("model.dtype=bfloat16",), SHARDS, "dtype is bfloat16 .*fsdp2.yaml"),
+        (("model.dtype=float16",), Parallelism(), "dtype is float16 .*model.dtype=float32"),
+        ((ADAPTER, "model.dtype=float16"), MIXED, "dtype is float16.*model.dtype=bfloat16"),
+        ((ADAPTER, "model.quantization=nf4"), SHARDS, "quantization is nf4: .*null"),
+        (("eval.ema_decay=0.9",), SHARDS, "ema_decay is 0.9: .*null"),
     ],
     ids=[
         "more than prompts",
@@ -74,7 +75,7 @@ def test_moments_stay_where_their_shards_are():
     refuse_for_processes(config, SHARDS)
     used = effective_config(config, processes=2, is_sharded=True)
     assert used.config.offload == "modules"
-    assert "offload: modules is used instead of modules_and_optimizer (" in used.note
+    assert re.search("offload: modules .*modules_and_optimizer", used.note)
     assert effective_config(config).config == config
 
 
@@ -85,7 +86,7 @@ def test_processes_without_an_accelerator_share_the_memory_of_the_machine(monkey
     device = torch.device("cpu")
     sources = [prepare(config).prompts.held_out]
     found = memory.check_fit(config, SimplePlanner(), sources, device, processes)
-    assert found.endswith("there is 4.00 GB in CPU memory for each of 4 processes")
+    assert re.search(r"4\.00 GB .*CPU memory.* 4 processes", found)
 
 
 def test_plan_command_plans_each_of_several_processes(capsys, monkeypatch):
