@@ -31,11 +31,11 @@ from transformers import (
 from benchmarks.full_size.models import made_on
 from glm_grpo.models.janus_pro.loading import image_side
 
-_BEGIN, _END, _PAD = (
+BEGIN, END, PAD = (
     f"<\uff5c{name}\uff5c>"
     for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "\u2581pad\u2581")
 )
-_IMAGE = {
+IMAGE = {
     "image_token": "<image_placeholder>",
     "boi_token": "<begin_of_image>",
     "eoi_token": "<end_of_image>",
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config.vision_config.image_size = image_side(config)
     processor = build_processor(config, options.template.read_text(encoding="utf-8"))
     model = build_model(config, getattr(torch, options.dtype), spread=options.spread)
-    boi = processor.tokenizer.convert_tokens_to_ids(_IMAGE["boi_token"])
+    boi = processor.tokenizer.convert_tokens_to_ids(IMAGE["boi_token"])
     model.generation_config = GenerationConfig(
         temperature=1.0,
         guidance_scale=5.0,
@@ -82,16 +82,16 @@ def build_processor(config: Any, template: str) -> JanusProcessor:
     """
     text, image = config.text_config, config.image_token_id
     special = {
-        text.bos_token_id: _BEGIN,
-        text.eos_token_id: _END,
-        text.pad_token_id: _PAD,
-        image: _IMAGE["image_token"],
-        image + 1: _IMAGE["boi_token"],
-        image + 2: _IMAGE["eoi_token"],
+        text.bos_token_id: BEGIN,
+        text.eos_token_id: END,
+        text.pad_token_id: PAD,
+        image: IMAGE["image_token"],
+        image + 1: IMAGE["boi_token"],
+        image + 2: IMAGE["eoi_token"],
     }
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # No merge makes the other words.
-    words = alphabet + [f"<unused {index}>" for index in range(len(alphabet), text.vocab_size)]
+    # No merge makes the other words. As published, there are fewer words than embeddings.
+    words = alphabet + [f"<unused {index}>" for index in range(len(alphabet), max(special) + 1)]
     for index, word in special.items():
         words[index] = word
     vocabulary = {word: index for index, word in enumerate(words)}
@@ -100,14 +100,14 @@ def build_processor(config: Any, template: str) -> JanusProcessor:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special.values()])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{_BEGIN} $A", special_tokens=[(_BEGIN, text.bos_token_id)]
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, text.bos_token_id)]
     )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=_BEGIN,
-        eos_token=_END,
-        pad_token=_PAD,
-        extra_special_tokens=_IMAGE,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=IMAGE,
         padding_side="left",
         model_max_length=text.max_position_embeddings,
     )

@@ -6,29 +6,17 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     GenerationConfig,
     JanusConfig,
     JanusForConditionalGeneration,
-    JanusImageProcessor,
     JanusProcessor,
     JanusVisionConfig,
     JanusVQVAEConfig,
     LlamaConfig,
-    PreTrainedTokenizerFast,
 )
 
-# As published: with full-width bars, and a mark for every space.
-BEGIN, END, PAD = (
-    f"<\uff5c{name}\uff5c>"
-    for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "\u2581pad\u2581")
-)
-IMAGE = {
-    "image_token": "<image_placeholder>",
-    "boi_token": "<begin_of_image>",
-    "eoi_token": "<end_of_image>",
-}
+from benchmarks import janus_folder
 
 SIDE = 32
 """Height and width of the pictures, pixels."""
@@ -42,53 +30,15 @@ TEMPLATE = (
 )
 
 
-def build_processor(template: str = TEMPLATE) -> JanusProcessor:
-    """Bytes as tokens, with the published special tokens, and pictures in -1..1."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [BEGIN, END, PAD, *IMAGE.values()]
-    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BEGIN,
-        eos_token=END,
-        pad_token=PAD,
-        extra_special_tokens=IMAGE,
-        padding_side="left",
-    )
-    pictures = JanusImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    return JanusProcessor(pictures, fast, chat_template=template)
+def build_config(
+    *, side: int = 4, codes: int = 96, layers: int = 2, width: int = 64
+) -> JanusConfig:
+    """Sizes of a model of `side` x `side` tokens, 8 x 8 pixels each.
 
-
-def build_model(
-    *,
-    side: int = 4,
-    codes: int = 96,
-    layers: int = 2,
-    width: int = 64,
-    spread: float = 2.0,
-) -> JanusForConditionalGeneration:
-    """A model of `side` x `side` tokens, 8 x 8 pixels each.
-
-    Weights are scaled so that logits differ by prompt and place: with those that the class begins
-    with, every distribution is uniform, and a wrong replay would not be seen.
-
-    Args:
-        spread: Standard deviation of the logits.
+    Special tokens have the ids behind the 256 bytes; a few more rows are not used.
     """
-    tokenizer = build_processor().tokenizer
-    ids = {
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
     text = LlamaConfig(
-        vocab_size=len(tokenizer) + 6,
+        vocab_size=268,
         hidden_size=width,
         intermediate_size=width * 3 // 2,
         num_hidden_layers=layers,
@@ -96,7 +46,9 @@ def build_model(
         num_key_value_heads=4,
         max_position_embeddings=512,
         initializer_range=0.15,
-        **ids,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
     )
     vision = JanusVisionConfig(
         hidden_size=32,
@@ -117,13 +69,37 @@ def build_model(
         projection_dim=width,
         image_token_embed_dim=width,
     )
-    config = JanusConfig(
+    return JanusConfig(
         text_config=text,
         vision_config=vision,
         vq_config=vq,
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE["image_token"]),
+        image_token_id=259,
         tie_word_embeddings=False,
     )
+
+
+def build_processor(template: str = TEMPLATE) -> JanusProcessor:
+    """Bytes as tokens, with the published special tokens."""
+    return janus_folder.build_processor(build_config(), template)
+
+
+def build_model(
+    *,
+    side: int = 4,
+    codes: int = 96,
+    layers: int = 2,
+    width: int = 64,
+    spread: float = 2.0,
+) -> JanusForConditionalGeneration:
+    """A model of `side` x `side` tokens, 8 x 8 pixels each.
+
+    Weights are scaled so that logits differ by prompt and place: with those that the class begins
+    with, every distribution is uniform, and a wrong replay would not be seen.
+
+    Args:
+        spread: Standard deviation of the logits.
+    """
+    config = build_config(side=side, codes=codes, layers=layers, width=width)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = JanusForConditionalGeneration(config).eval()
@@ -138,9 +114,12 @@ def build_model(
         # Of unequal lengths, so that only directions find the published tokens.
         codebook = inner.vqmodel.quantize.embedding.weight.normal_()
         codebook *= torch.rand(codes, 1) + 0.5
-    begin_of_image = tokenizer.convert_tokens_to_ids(IMAGE["boi_token"])
+    text = config.text_config
     model.generation_config = GenerationConfig(
-        **ids, generation_kwargs={"boi_token_id": begin_of_image}
+        bos_token_id=text.bos_token_id,
+        eos_token_id=text.eos_token_id,
+        pad_token_id=text.pad_token_id,
+        generation_kwargs={"boi_token_id": config.image_token_id + 1},
     )
     return model
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.janus_folder import BEGIN, PAD
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError, ModelError
 from glm_grpo.models.janus_pro import family
 from glm_grpo.models.janus_pro.loading import check_model, load_pipeline
 from glm_grpo.models.janus_pro.prompt_inputs import encode_prompts, special_ids
-from tests.janus_miniature import BEGIN, PAD, TEMPLATE, build_model, build_processor
+from tests.janus_miniature import TEMPLATE, build_model, build_processor
 
 
 @pytest.fixture
