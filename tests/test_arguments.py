@@ -62,7 +62,7 @@ def test_a_tilde_in_a_path_is_the_home_folder(words: str, monkeypatch: pytest.Mo
 
 def test_train_reads_a_tilde_in_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=f"There is no folder {tmp_path}/mine"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/mine"):
         run_hydra(["--config-dir=~/mine"])
 
 
@@ -89,18 +89,18 @@ def test_the_package_is_a_command(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["trian", "--config-dir", "my-run"], "invalid choice: 'trian'"),
-        (["plan", "--cup"], "unrecognized arguments: --cup$"),
-        (["check", "--config", "a"], "could match --config-name, --config-dir"),
-        (["plan", "--memory", "24"], "--memory: '24' must be a number and a unit"),
-        (["plan", "--device", "abacus"], "--device: invalid choice: 'abacus'"),
-        (["probe", "--noises", "1"], "--noises: '1' must be a whole number from 2 .* a spread"),
-        (["probe", "--credit", "0", "2"], "--credit '2': must be a number from 0 to 1"),
-        (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' must end in .png"),
-        (["gallery", "run", "--sheet", "folder.png"], "'folder.png' is a folder; give the name"),
-        (["gallery", "run", "--sheet", "file/x.png"], "needs a folder that can be written"),
-        (["gallery", "run", "--port", "65536"], "'65536' must be a whole number from 0 to 65535"),
-        (["eval", "a", "--output", "file"], "'file' needs a folder that can be written"),
+        (["trian", "--config-dir", "my-run"], "'trian'"),
+        (["plan", "--cup"], "--cup$"),
+        (["check", "--config", "a"], "--config-name, --config-dir"),
+        (["plan", "--memory", "24"], "--memory: '24' .*unit"),
+        (["plan", "--device", "abacus"], "--device: .*'abacus'"),
+        (["probe", "--noises", "1"], "--noises: '1' .* from 2 "),
+        (["probe", "--credit", "0", "2"], "--credit '2': .* 0 to 1"),
+        (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' .*.png"),
+        (["gallery", "run", "--sheet", "folder.png"], "--sheet: 'folder.png' .*folder"),
+        (["gallery", "run", "--sheet", "file/x.png"], "--sheet: 'file/x.png' .*folder"),
+        (["gallery", "run", "--port", "65536"], "--port: '65536' .* 0 to 65535"),
+        (["eval", "a", "--output", "file"], "'file' .*folder"),
     ],
     ids=ascii,
 )
@@ -229,7 +229,7 @@ def test_parse_weights_reads_terms_and_numbers() -> None:
 
 @pytest.mark.parametrize("word", ["ocr", "=0.5", "ocr=much", "ocr=nan", "reward.terms.a.weight=1"])
 def test_parse_weights_refuses_other_words(word: str) -> None:
-    rule = rf"--weights '{word}': must be TERM=NUMBER.*for example --weights lpips=0.4"
+    rule = rf"--weights '{word}': .*TERM=NUMBER"
     with pytest.raises(ConfigError, match=rule):
         parse_weights(["a=1", word], option="--weights")
 
@@ -257,7 +257,6 @@ def test_a_weight_among_the_runs_of_compare_is_no_run(
     (tmp_path / "seed=1").mkdir()
     # The folder of a run stays one, whatever its name looks like.
     said = refusal_of(["compare", "seed=1", "ocr=0.5"], capsys)
-    assert "seed=1 contains no run" in said
-    assert "'ocr=much': must be TERM=NUMBER" in refusal_of(
-        ["compare", "seed=1", "ocr=much"], capsys
-    )
+    assert "seed=1 " in said
+    assert "TERM=NUMBER" not in said
+    assert "'ocr=much'" in refusal_of(["compare", "seed=1", "ocr=much"], capsys)

@@ -96,18 +96,15 @@ def test_run_training_refuses_what_cannot_fit_before_there_is_a_run_folder(
     config: Config, give_memory: Callable[[int | None], None], tmp_path: Path
 ) -> None:
     give_memory(1_000_000)
-    with pytest.raises(MemoryLimitError) as caught:
+    said = r"(?s)1\.00 MB .*CPU memory \(rollout.*offload=modules"
+    with pytest.raises(MemoryLimitError, match=said):
         run_training(config)
-    message = str(caught.value)
-    assert "there is 1.00 MB in CPU memory (rollout" in message
-    assert "it fits with offload=modules" in message
     assert not (tmp_path / "run").exists()
 
 
 def test_check_describes_how_far_the_exported_average_is_behind() -> None:
     said = describe_average(0.999, 20)
-    assert "eval.ema_decay = 0.999 evaluates and exports weights about 2.0 steps behind" in said
-    assert "they hold 90 % of what training changed" in said
+    assert re.search(r"eval\.ema_decay = 0\.999 .* 2\.0 steps .* 90 %", said)
 
 
 def test_check_describes_which_terms_say_where_they_were_earned() -> None:
@@ -118,14 +115,12 @@ def test_check_describes_which_terms_say_where_they_were_earned() -> None:
         weights=torch.tensor([0.5, 1.0, 1.0, 0.0]),
         std_floors=torch.full((4,), 1e-4),
     )
-    whole = "tokens get their image's advantage"
-    assert describe_credit(table, "weighted_sum").endswith(whole)
+    assert "by place for" not in describe_credit(table, "weighted_sum")
     parts = torch.tensor([[[[1.0, 0.0]], [[0.0, 0.0]]]])
     placed = replace(table, score_map={"ssim": parts, "ocr": torch.zeros(1, 2, 1, 2)})
     # The two that apply differ by 0.5 each, and one of them has places.
-    assert describe_credit(placed, "weighted_sum") == (
-        "by place for ssim, 50 % of the variance within groups; of the whole image for aesthetic"
-    )
+    said = describe_credit(placed, "weighted_sum")
+    assert re.fullmatch("by place for ssim, 50 % .*; .*image for aesthetic", said)
 
 
 def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
@@ -140,8 +135,7 @@ def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
     assert hint_at_boxes(table) == []
     boxes = (((ScoreBox(0.5, 0.0, 0.0, 8.0, 8.0, "A"),), ()),)
     (found,) = hint_at_boxes(replace(table, score_boxes={"ocr": boxes, "watched": boxes}))
-    assert found.startswith("boxes of ocr are compared with the same places")
-    assert "layouts that the prompt fixes" in found
+    assert found.startswith("boxes of ocr ")
     assert hint_at_boxes(replace(table, score_boxes={"ocr": ((),), "watched": boxes})) == []
 
 
@@ -171,7 +165,8 @@ def test_check_fit_warns_where_a_plan_is_too_uncertain_to_refuse(
         give_memory(memory)
         found = run_memory.check_fit(config, planner, sources, device, UNDIVIDED)
         assert "in CPU memory" in found
-        assert any("so the run continues" in said for said in caplog.messages) == is_warned
+        warned = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert bool(warned) == is_warned
 
 
 def test_longest_prompt_is_counted_by_the_models_own_processor(config: Config) -> None:
@@ -207,8 +202,9 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     for each in (config, resumed):
         with pytest.raises(ModelError):
             run_training(each)
-    assert caplog.text.count(f"run folder: {tmp_path / 'run'} ") == 2
-    assert caplog.text.count(f"continuing {tmp_path / 'run'} from its start") == 1
+    said = [message for message in caplog.messages if f" {tmp_path / 'run'} " in message]
+    # The second time, the run is continued.
+    assert len(said) == 3
 
 
 def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
@@ -218,7 +214,7 @@ def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
     shutil.copytree(find_model("tiny").path, model)
     (model / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
     overrides = [f"run_dir={tmp_path / 'run'}", f"model.path={model}"]
-    with pytest.raises(ModelError, match="vae/diffusion_pytorch_model.safetensors: cannot be used"):
+    with pytest.raises(ModelError, match="vae/diffusion_pytorch_model.safetensors"):
         run_training(compose_config(configs_dir, "tiny", overrides))
     assert not (tmp_path / "run").exists()
 
@@ -236,7 +232,7 @@ def test_run_training_leaves_nothing_behind_where_the_model_cannot_be_used(
         ),
         (
             ["model.adapter=null", "model.dtype=bfloat16"],
-            "processes: glm-grpo train refuses a single one: model.dtype is bfloat16",
+            "processes: .*model.dtype is bfloat16",
         ),
     ],
 )
@@ -268,19 +264,18 @@ def without_targets(tmp_path: Path, configs_dir: Path) -> Config:
     return compose_config(configs_dir, "tiny", [*LEAST, *WITHOUT_TARGETS, *data, *run])
 
 
-UNKNOWN = [
-    f"3 of 3 {of} prompts are not of the form {CAPTION_FORM} that the embedded model knows: "
-    "00000, 00001, 00002"
-    for of in ("training", "held-out")
-]
-SMALL = (
-    "rollout.height=64 rollout.width=64: the model was trained on images of 128 x 128 and larger"
+HINTS = (
+    "3 training and 3 held-out prompts",
+    *(f"1 of 3 {of} prompts .*: 00001 'GO'" for of in ("training", "held-out")),
+    "rollout.height=64 rollout.width=64: .*128 x 128.* 128 pixels",
+    *(
+        f"3 of 3 {of} prompts .* {re.escape(CAPTION_FORM)} .*: 00000, 00001, 00002"
+        for of in ("training", "held-out")
+    ),
+    "3 of 3 held-out prompts .*trained on: 00000, 00001, 00002",
 )
-ASKED = [f"1 of 3 {of} prompts asks for a text: 00001 'GO'" for of in ("training", "held-out")]
-SHARED = "3 of 3 held-out prompts are also trained on: 00000, 00001, 00002"
 RARE = [
-    f"ocr (75% of the weight) applies to 1 of the 3 {of} prompts; not to 00000 ('a red sign'), "
-    "00002 ('a blue sign')"
+    rf"ocr \(75% .* 1 of the 3 {of} prompts; .*00000 \('a red sign'\), 00002 \('a blue sign'\)"
     for of in ("training", "held-out")
 ]
 
@@ -296,21 +291,15 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
 ) -> None:
     _enable_bars()
     found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
-    assert found["data"].split("\n    ") == [
-        "3 training and 3 held-out prompts",
-        *ASKED,
-        f"{SMALL}. Smaller ones come out broken and their rewards mean nothing; use them only to "
-        "test the setup. Use at least 128 pixels per side",
-        *UNKNOWN,
-        SHARED,
-    ]
     first, *rare = found["reward"].split("\n    ")
-    assert first == "lpips 0, ssim 0, ocr 0.3, aesthetic 0.1; every prompt has a term that applies"
-    assert rare == RARE
+    assert first.startswith("lpips 0, ssim 0, ocr 0.3, aesthetic 0.1; ")
+    for lines, expected in ((found["data"].split("\n    "), HINTS), (rare, RARE)):
+        for line, said in zip(lines, expected, strict=True):
+            assert re.match(said, line)
     for part in ("one rollout", "one held-out prompt"):
         assert found[part].startswith("lpips does not apply, ssim does not apply, ocr ")
     # The first held-out prompt asks for no text.
-    assert "ocr does not apply, aesthetic 0." in found["one held-out prompt"]
+    assert "ocr does not apply" in found["one held-out prompt"]
     # No bar of a library's.
     assert "Loading" not in capfd.readouterr().err
 
@@ -326,13 +315,12 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
     with pytest.raises(ConfigError, match="^4 checks failed:") as refused:
         list(check_config(compose_config(configs_dir, "tiny", [*LEAST, *overrides])))
     for said in (
-        "there is no such folder",
-        "reward.terms: 90% of the weight applies to none of the 1 training prompts (lpips and "
-        "ssim: none has a target image, by the field `target`; ocr: none asks for a text",
-        "No such file or directory: 'none.pth'); download https://github.com/christophschuhmann/",
-        "no_such_module cannot be imported",
+        f"model.path is '{tmp_path / 'none'}'",
+        "reward.terms: 90% ",
+        "'none.pth'.* https://github.com/christophschuhmann/",
+        "no_such_module ",
     ):
-        assert said in str(refused.value)
+        assert re.search(said, str(refused.value))
 
 
 @pytest.mark.parametrize(
@@ -340,23 +328,14 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
     [
         (
             (),
-            "60% of the weight applies to none of the 2 training prompts (lpips and ssim: none ",
+            "60% of the weight .* 2 training prompts .lpips and ssim: .*`target`",
         ),
-        ((), "leave these terms out: lpips=null ssim=null"),
-        (
-            ("~reward.terms.ocr",),
-            "lpips=null ssim=null and add a term that applies to every prompt",
-        ),
-        (("~reward.terms.ocr", "reward.allow_image_only=true"), "out: lpips=null ssim=null"),
-        (("reward.terms.lpips.against=source", "ssim=0"), "none has a source image"),
-        (
-            (*LEFT_OUT, "+reward.terms.ocr.prompt_ids=b*"),
-            "ocr: none asks for a text in quotation marks",
-        ),
-        (
-            (*LEFT_OUT, "+reward.terms.ocr.prompt_ids=x*"),
-            "ocr: none has an id that matches `prompt_ids`, 'x*'",
-        ),
+        ((), "lpips=null ssim=null$"),
+        (("~reward.terms.ocr",), "lpips=null ssim=null .*reward.terms.clip_score.weight=0.5"),
+        (("~reward.terms.ocr", "reward.allow_image_only=true"), "lpips=null ssim=null$"),
+        (("reward.terms.lpips.against=source", "ssim=0"), "data.sources is 0"),
+        ((*LEFT_OUT, "+reward.terms.ocr.prompt_ids=b*"), "ocr: .*`text`"),
+        ((*LEFT_OUT, "+reward.terms.ocr.prompt_ids=x*"), r"ocr: .*`prompt_ids`, 'x\*'"),
         (LEFT_OUT, None),
         (("lpips=0", "ssim=0", "+reward.terms.ocr.prompt_ids=a*"), None),
         (("train.resume=auto",), None),
@@ -375,7 +354,7 @@ def test_terms_that_apply_to_no_training_prompt_are_refused(
     if said is None:
         check_used(config, prompts)
     else:
-        with pytest.raises(ConfigError, match=re.escape(said)):
+        with pytest.raises(ConfigError, match=said):
             check_used(config, prompts)
 
 
@@ -383,12 +362,12 @@ def test_terms_that_apply_to_no_training_prompt_are_refused(
     ("name", "height", "width", "expected"),
     [
         ("glm_image_80gb", 1024, 1024, None),
-        ("glm_image_80gb", 512, 512, "trained on images of 1024 x 1024 and larger"),
-        ("glm_image_80gb", 992, 2048, "Use at least 1024 pixels per side"),
+        ("glm_image_80gb", 512, 512, "1024 x 1024"),
+        ("glm_image_80gb", 992, 2048, "1024 pixels"),
         ("glm_image_80gb", 2048, 2048, None),
-        ("glm_image_80gb", 2048, 2080, r"more than 4,194,304 pixels, .* \(2048 x 2048\)"),
+        ("glm_image_80gb", 2048, 2080, r"4,194,304 pixels, .* \(2048 x 2048\)"),
         ("tiny", 128, 128, None),
-        ("tiny", 128, 96, "Use at least 128 pixels per side"),
+        ("tiny", 128, 96, "128 pixels"),
     ],
 )
 def test_sizes_that_a_model_was_not_trained_for_are_named(
@@ -427,7 +406,7 @@ def test_prompts_that_are_far_longer_are_named(
     assert len(lines) == bool(named)
     for line in lines:
         assert line.startswith(f"{lengths.count(max(lengths))} of {len(lengths)} training prompts")
-        assert f": {', '.join(named)}; the longest prompt of a batch determines" in line
+        assert f": {', '.join(named)};" in line
 
 
 @pytest.mark.parametrize("reward", ["ocr", "aesthetic"])
@@ -452,19 +431,14 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     # Whatever is rewarded, the decoder reads the prompt.
     rule = find_model(config.model.path).family.TEXT_RULE
     said, _ = [line for line in hint_at_prompts(config, prompts, rule) if "other texts" in line]
-    assert said.startswith(
-        "in 3 of 6 training prompts the model reads other texts than the quoted "
-        "ones: "
-        "00000 's collar with' for 'REX', 00001 nothing for 'HALT', 00005 'record' for 'JAZZ'; "
-    )
-    assert list_texts(config, prompts)[:1] == (
-        [
-            "5 of 6 training prompts ask for a text: 00000 'REX', 00001 'GO' and 'AWAY', "
-            "00002 'SIGN', ..."
-        ]
-        if reward == "ocr"
-        else []
-    )
+    assert said.startswith("in 3 of 6 training prompts ")
+    wrong = "00000 's collar with' for 'REX', 00001 nothing for 'HALT', 00005 'record' for 'JAZZ';"
+    assert wrong in said
+    listed = list_texts(config, prompts)
+    assert bool(listed) == (reward == "ocr")
+    if listed:
+        assert listed[0].startswith("5 of 6 training prompts ")
+        assert listed[0].endswith(": 00000 'REX', 00001 'GO' and 'AWAY', 00002 'SIGN', ...")
 
 
 def test_help_loads_no_library_of_models() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,7 +126,7 @@ def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
     # As a shell takes it.
     assert f"`glm-grpo train --config-dir '{folder}'`" in readme
     # The embedded model's prompts; another model's are free.
-    assert f"knows only prompts of the form `{world.CAPTION_FORM}`" in readme
+    assert f"`{world.CAPTION_FORM}`" in readme
     config = (folder / "config.yaml").read_text()
     assert f"#   {world.CAPTION_FORM}\n# COLOURS: white on red, " in config
     other = tmp_path / "other"
@@ -135,7 +136,7 @@ def test_init_says_how_to_go_on_in_ten_lines(tmp_path: Path) -> None:
 
 def test_init_touches_nothing_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(ConfigError, match="is not an empty folder"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} "):
         list(init_folder(tmp_path, "tiny"))
     with pytest.raises(ConfigError, match=r"did you mean tiny_edit\?"):
         list(init_folder(tmp_path / "new", "tiny_edti"))
@@ -145,7 +146,7 @@ def test_init_touches_nothing_that_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gigabytes", "said"),
     [
-        (8, "published models need 16 GB or more"),
+        (8, "need 16 GB or more"),
         (17, "--config-name glm_image_16gb or janus_pro_1b_16gb"),
         (25, "--config-name glm_image_24gb or janus_pro_1b_24gb or janus_pro_7b_24gb"),
         (85, "--config-name glm_image_80gb or janus_pro_7b_80gb"),
@@ -160,7 +161,7 @@ def test_init_proposes_the_configs_for_the_card(
     card = SimpleNamespace(total_memory=gigabytes * 10**9)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
     proposed = propose_configs()
-    assert proposed.startswith(f"this machine has NVIDIA X with {gigabytes} GB: this folder builds")
+    assert f"NVIDIA X with {gigabytes} GB" in proposed
     assert proposed.endswith(said)
 
 
@@ -169,4 +170,4 @@ def test_init_says_that_there_is_no_card(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     main(["init", str(tmp_path / "new")])
-    assert "this machine has no GPU: this folder builds on `tiny`" in capsys.readouterr().out
+    assert re.search("no GPU: .*`tiny`", capsys.readouterr().out)

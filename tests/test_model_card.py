@@ -62,14 +62,14 @@ def row_of(description: Description, setting: str) -> str:
 @pytest.mark.parametrize(
     ("shared", "said"),
     [
-        ((), "on 2 held-out prompts, none of which is a training prompt, at"),
-        (("sign",), "on 2 held-out prompts, among them 1 training prompt, at"),
-        (None, "on 2 held-out prompts, at"),
+        ((), "2 held-out prompts, none .* training prompt,"),
+        (("sign",), "2 held-out prompts, .* 1 training prompt,"),
+        (None, "2 held-out prompts, at"),
     ],
 )
 def test_page_says_which_held_out_prompts_are_trained_on(describe, shared, said) -> None:
     described = describe(provenance=replace(ORIGIN, shared=shared))
-    assert f"Mean scores {said}" in described.results
+    assert re.search(said, described.results)
 
 
 def test_cost_counts_groups_that_were_replaced(describe) -> None:
@@ -83,7 +83,7 @@ def test_cost_counts_groups_that_were_replaced(describe) -> None:
 
 def test_page_of_a_short_run(describe) -> None:
     described = describe("rollout.prompts_per_step=1", rows=(STEP,), evaluated=(0, 1))
-    assert "for 1 step of 1 prompt from a set of 1,200." in described.results
+    assert re.search("1 step of 1 prompt .* 1,200", described.results)
     each = f"1 prompt with {tiny_config().rollout.group_size} images per prompt"
     assert row_of(described, "steps") == f"1 of 2 planned, each on {each}"
     # There are too few prompts for one.
@@ -92,23 +92,22 @@ def test_page_of_a_short_run(describe) -> None:
 
 def test_page_names_the_step_of_its_scores_and_of_its_weights(describe) -> None:
     described = describe(rows=(STEP, STEP, STEP))
-    assert "at step 2 (the weights of this page are those of step 3)" in described.results
+    assert re.search("step 2 .* step 3", described.results)
 
 
 def test_page_without_scores_says_up_to_which_step(describe) -> None:
     described = describe(evaluated=(0,))
-    assert "The run has no evaluation between its start and step 2." in described.results
+    assert re.search("no evaluation .* step 2", described.results)
 
 
 def test_page_warns_of_canaries_that_were_outside_when_last_measured(describe) -> None:
     outside = STEP | {"canary/departures": 1.0}
-    warning = "measures outside the reward (canaries) were outside the range"
-    assert warning in describe(rows=(outside, STEP)).results
+    assert "canaries" in describe(rows=(outside, STEP)).results
 
 
 def test_page_warns_of_scores_that_changed_their_meaning(describe) -> None:
     described = describe(provenance=replace(ORIGIN, changed=("reward.terms.ocr.function",)))
-    assert "`reward.terms.ocr.function` names changed during the run" in described.results
+    assert "`reward.terms.ocr.function`" in described.results
 
 
 def test_page_of_supervised_fine_tuning_has_no_samples(describe) -> None:
@@ -116,7 +115,7 @@ def test_page_of_supervised_fine_tuning_has_no_samples(describe) -> None:
     prompts = tiny_config().rollout.prompts_per_step
     assert row_of(described, "steps") == f"2, each on the target images of {prompts} prompts"
     assert row_of(described, "cost").startswith("0:00:04")
-    assert "Scores were not trained on." in described.results
+    assert "not trained on" in described.results
 
 
 def test_page_names_what_else_shaped_the_weights(describe) -> None:
