@@ -20,7 +20,7 @@ from glm_grpo.grpo.policy import PolicyForUpdate
 from glm_grpo.types import ImageBatch, ProgressCallback, PromptBatch, Rollout, no_progress
 
 Preview = Literal["zeros", "encode", "repeat"]
-"""Source of the preview tokens of a given picture, see `Policy.tokenize_pictures`."""
+"""Source of the preview tokens of a given image, see `Policy.tokenize_images`."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes by the value of `model.dtype`."""
@@ -70,7 +70,7 @@ class Policy(PolicyForUpdate, Protocol):
 
     @abstractmethod
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
-        """Encode the batch's source pictures as tokens; without any, return it unchanged."""
+        """Encode the batch's source images as tokens; without any, return it unchanged."""
         ...
 
     @abstractmethod
@@ -101,19 +101,19 @@ class Policy(PolicyForUpdate, Protocol):
         ...
 
     @abstractmethod
-    def tokenize_pictures(
+    def tokenize_images(
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
         *,
         num_sources: int = 0,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """Encode pictures as token grids that the decoder turns back into them.
+        """Encode images as token grids that the decoder turns back into them.
 
         Args:
             pixels: RGB, 0..255, of a size that can be generated.
-            num_sources: Number of source pictures; above 0 the grids are those of edits.
-            preview: How to make tokens that the model draws before those of the picture, if it
+            num_sources: Number of source images; above 0 the grids are those of edits.
+            preview: How to make tokens that the model draws before those of the image, if it
                 does; see `sft.preview`. The decoder does not read them.
         """
         ...
@@ -121,9 +121,9 @@ class Policy(PolicyForUpdate, Protocol):
 
 @runtime_checkable
 class Decoder(Protocol):
-    """A frozen model that turns token grids into pictures.
+    """A frozen model that turns token grids into images.
 
-    Pictures are a function of (prompt, tokens, decode seed): the G images of a prompt share the
+    Images are a function of (prompt, tokens, decode seed): the G images of a prompt share the
     same initial noise, if there is any.
     """
 
@@ -137,7 +137,7 @@ class Decoder(Protocol):
         ...
 
     def decode(self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]) -> ImageBatch:
-        """Decode all pictures of a batch.
+        """Decode all images of a batch.
 
         Raises:
             DecoderError: A pixel is not finite; the message names prompt and sample.

@@ -18,7 +18,7 @@ from glm_grpo.output import counted
 README = "README.md"
 PROGRAM = "generate.py"
 LABEL_HEIGHT = 24
-"""Pixels above the images of its picture, for their labels."""
+"""Pixels above the images of its sheet, for their labels."""
 
 _LIBRARIES = ("accelerate", "diffusers", "transformers")
 
@@ -37,7 +37,7 @@ class StockSettings:
         results: Sections of the card, in Markdown, on what training changed.
         training: Likewise on how the weights were trained.
         prompt: Prompt of the card's example, for generation or editing.
-        num_sources: Source pictures per prompt; 0: text-to-image.
+        num_sources: Source images per prompt; 0: text-to-image.
         is_embedded: Whether the base is the model in the package.
         notes: What to know about prompts and weights.
         method: Tags of how the weights were trained.
@@ -162,7 +162,7 @@ pip install torch torchvision {" ".join(libraries)}
 {chr(10).join(map(shlex.join, calls))}
 ```
 
-[`{PROGRAM}`]({PROGRAM}) saves `picture.png`, which shows {shows}, with the same seed.
+[`{PROGRAM}`]({PROGRAM}) saves `image.png`, which shows {shows}, with the same seed.
 
 {"".join(f"- {note}{chr(10)}" for note in notes)}{snippet if card.snippet else ""}
 {settings.training}"""
@@ -196,7 +196,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("prompt", nargs="?", default={settings.prompt!r})
 parser.add_argument("--base", type=expanduser, {base})
 {sources}parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--output", type=expanduser, default="picture.png")
+parser.add_argument("--output", type=expanduser, default="image.png")
 options = parser.parse_args()
 if options.base and not Path(options.base).is_dir() and options.base.count("/") != 1:
     parser.error(f"--base {{options.base}}: there is no such folder")
@@ -209,11 +209,11 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 images = {{"trained": draw()}}
 {to_base}
 width, height = images["trained"].size
-picture = Image.new("RGB", (len(images) * width, height + {LABEL_HEIGHT}), "white")
+sheet = Image.new("RGB", (len(images) * width, height + {LABEL_HEIGHT}), "white")
 for index, (name, image) in enumerate(images.items()):
-    ImageDraw.Draw(picture).text((index * width + 4, 6), name, fill="black")
-    picture.paste(image, (index * width, {LABEL_HEIGHT}))
-picture.save(options.output)
+    ImageDraw.Draw(sheet).text((index * width + 4, 6), name, fill="black")
+    sheet.paste(image, (index * width, {LABEL_HEIGHT}))
+sheet.save(options.output)
 print(options.output)
 '''
 

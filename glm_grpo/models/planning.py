@@ -218,7 +218,7 @@ class Planner(Protocol):
         ...
 
     def vision(self, dtype: torch.dtype) -> PartBytes:
-        """Weights that turn pictures into tokens."""
+        """Weights that turn images into tokens."""
         ...
 
     def decoder(self, dtype: torch.dtype, quantization: str | None) -> PartBytes:
@@ -230,11 +230,11 @@ class Planner(Protocol):
         ...
 
     def sources_bytes(self, config: Config) -> int:
-        """Peak bytes of encoding one picture as tokens, besides weights."""
+        """Peak bytes of encoding one image as tokens, besides weights."""
         ...
 
     def sequence_tokens(self, config: Config, prompt_tokens: int) -> tuple[int, int]:
-        """Tokens of the longest prompt with its source pictures, and T per image."""
+        """Tokens of the longest prompt with its source images, and T per image."""
         ...
 
     def longest_prompt_tokens(

@@ -61,7 +61,7 @@ class BatchShape:
     Attributes:
         prompts: P.
         group_size: G, images per prompt.
-        prompt_tokens: Tokens of the longest prompt, without source pictures.
+        prompt_tokens: Tokens of the longest prompt, without source images.
     """
 
     prompts: int
@@ -124,16 +124,16 @@ def plan_memory(
         update = _update_bytes(planner, config, batch, is_on_accelerator=is_on_accelerator)
     else:
         update = _sharded_update_bytes(planner, config, batch, shards)
-    reads_pictures = config.data.sources > 0 or config.reads_targets
+    reads_images = config.data.sources > 0 or config.reads_targets
     vision = planner.vision(dtype)
     parts = [
         *(_policy_parts(language, model) if shards is None else []),
-        *([_Part("vision tower and VQ", "vision", vision)] if reads_pictures else []),
+        *([_Part("vision tower and VQ", "vision", vision)] if reads_images else []),
         *(_reference_parts(language, model) if config.needs_reference else []),
         _Part("decoder", "decoder", planner.decoder(dtype, config.decode.quantization)),
         _Part("scorers", "rewards", PartBytes(scorers.movable, scorers.movable)),
     ]
-    unused = 0 if reads_pictures else vision.size
+    unused = 0 if reads_images else vision.size
     unplaced = planner.unplaced(dtype)
     state = 2 * (trained if shards is None else shards.trained)
     # DDP joins gradients in copies that it keeps.
@@ -154,7 +154,7 @@ def plan_memory(
     loading = _cpu_at_start(parts, language, model, shards, is_offloading=is_offloading)
     return MemoryPlan(
         items=tuple(item for item in items if item.cpu or any(item.by_phase.values())),
-        phases=PHASES if reads_pictures else PHASES[1:],
+        phases=PHASES if reads_images else PHASES[1:],
         is_on_accelerator=is_on_accelerator,
         overhead=OVERHEAD_BYTES if is_on_accelerator else 0,
         cpu_at_start=loading + unused + unplaced + scorers.on_cpu,
@@ -433,9 +433,9 @@ def _batch_items(
         (rollout_bytes(planner, config, each) for each in (batch, evaluation)), key=sum
     )
     largest = max(batch.group_size, evaluation.group_size)
-    reads_pictures = config.data.sources > 0 or config.reads_targets
+    reads_images = config.data.sources > 0 or config.reads_targets
     activations = {
-        "sources": planner.sources_bytes(config) if reads_pictures else 0,
+        "sources": planner.sources_bytes(config) if reads_images else 0,
         "rollout": rest,
         "decode": planner.decode_bytes(
             config, group_size=largest, prompt_tokens=batch.prompt_tokens

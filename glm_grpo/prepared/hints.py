@@ -133,7 +133,7 @@ def list_texts(config: Config, prompts: Prompts) -> list[str]:
 def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:
     """Ids of the first prompts, with a remark on each."""
     said = rows if isinstance(rows, Mapping) else dict.fromkeys(rows, "")
-    # Accessing a prompt loads its pictures.
+    # Accessing a prompt loads its images.
     named = [
         printable(f"{prompt_set[row].prompt_id} {text}".rstrip())
         for row, text in islice(said.items(), _MOST_NAMED)

@@ -96,10 +96,10 @@ def place_models(
     scorer = build_scorer(config.reward, torch.device("cpu") if is_offloading else device)
     seconds = time.perf_counter() - started
     logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
-    reads_pictures = config.data.sources > 0 or config.reads_targets
+    reads_images = config.data.sources > 0 or config.reads_targets
     modules = {
         # An unused vision tower stays on the CPU; no phase uses it.
-        "vision": policy.source_modules() if reads_pictures else (),
+        "vision": policy.source_modules() if reads_images else (),
         "policy": policy.modules(),
         "reference": policy.reference_modules(),
         "decoder": decoder.modules(),

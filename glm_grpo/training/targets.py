@@ -43,7 +43,7 @@ def tokenize_targets(
         targets = [prompt.target for prompt in batch.prompts if prompt.target is not None]
         work = f"one target image of {batch.height} x {batch.width} pixels at a time"
         with models.phase("sources", work, clock):
-            token_ids = models.policy.tokenize_pictures(
+            token_ids = models.policy.tokenize_images(
                 torch.stack(targets), num_sources=batch.num_sources, preview=preview
             )
     else:

@@ -92,7 +92,7 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
         stored = Image.open(folder.path / path)
         pixels = torch.frombuffer(bytearray(stored.tobytes()), dtype=torch.uint8)
         pixels = pixels.view(1, SIDE, SIDE, 3).permute(0, 3, 1, 2).contiguous()
-        assert read == models.policy.tokenize_pictures(pixels, num_sources=1)[0].tolist()
+        assert read == models.policy.tokenize_images(pixels, num_sources=1)[0].tolist()
     assert "sources" in read_table(folder.evaluation_path(2)).column_names
     last = read_metrics(folder)[-1]
     assert last["ratio/mean"] == pytest.approx(1.0, abs=1e-4)

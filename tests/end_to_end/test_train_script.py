@@ -144,7 +144,7 @@ def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, 
     after = read_table(RunFolder(run[0]).evaluation_path(1)).to_pandas().total.mean()
     assert re.search(rf"\| total \| 0\.\d{{3}} \| {after:.3f} \| [+-]0\.\d{{3}} \|", card)
     # As tiny.yaml draws.
-    assert Image.open(folder / "picture.png").size == (128, LABEL_HEIGHT + 128)
+    assert Image.open(folder / "image.png").size == (128, LABEL_HEIGHT + 128)
     assert "num_inference_steps=4," in card
     (prompt,) = re.findall(r"python generate.py '(.*)'\n", card)
     assert prompt in read_table(RunFolder(run[0]).evaluation_path(1))["prompt"].to_pylist()

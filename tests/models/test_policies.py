@@ -145,7 +145,7 @@ def test_picture_outside_float16_is_explained(load_policy, batch):
                 weight.fill_(6e4)
     white = torch.full((1, 3, batch.height, batch.width), 255, dtype=torch.uint8)
     with pytest.raises(ModelError, match="65504.*model.dtype=bfloat16"):
-        policy.tokenize_pictures(white)
+        policy.tokenize_images(white)
 
 
 def test_sample_is_a_function_of_the_seed(make_policy, batch):

@@ -45,7 +45,7 @@ def test_sft_weight_goes_from_first_to_last_in_equal_steps(
 class Tokenizer(NoPolicy):
     """One token each for preview and target: whether there is a preview, and the picture's mean."""
 
-    def tokenize_pictures(self, pixels, *, num_sources=0, preview="zeros"):
+    def tokenize_images(self, pixels, *, num_sources=0, preview="zeros"):
         self.preview = preview
         grey = pixels.float().mean(dim=(1, 2, 3)).long()
         return torch.stack([torch.full_like(grey, int(num_sources == 0)), grey], dim=1)

@@ -18,7 +18,7 @@ from glm_grpo import load_config
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
-from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
+from glm_grpo.models.glm_image.prompt_inputs import image_tokens
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.seeds import derive_seed
 from glm_grpo.tiny import world
@@ -65,7 +65,7 @@ class Embedded:
     def reconstruction(self) -> Int64[Tensor, "P S"]:
         """Target tokens of the held-out pictures, from the model's own vision tower and VQ."""
         model, processor = self.pipeline.vision_language_encoder, self.pipeline.processor
-        return picture_tokens(model, processor, self.originals)
+        return image_tokens(model, processor, self.originals)
 
     def draw(
         self, prompts: tuple[Prompt, ...], target: Int64[Tensor, "P S"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from glm_grpo.models.glm_image.prompt_inputs import picture_tokens
+from glm_grpo.models.glm_image.prompt_inputs import image_tokens
 from glm_grpo.tiny import world
 from tools.tiny.stage import Schedule, train_stage
 
@@ -97,7 +97,7 @@ def cell_tokens(
     cells = torch.stack([world.random_mosaic(rng) for _ in range(1500)])
     cells[0].view(-1)[:] = torch.arange(16)
     tokens = torch.cat(
-        [picture_tokens(model, processor, world.draw_cells(part)) for part in cells.split(250)]
+        [image_tokens(model, processor, world.draw_cells(part)) for part in cells.split(250)]
     )
     votes = torch.zeros(world.NUM_CELLS, model.config.vq_config.num_embeddings)
     votes.index_put_((cells.view(-1), tokens.view(-1)), torch.ones(cells.numel()), accumulate=True)

@@ -230,7 +230,7 @@ class GlmImageDecoder:
         return embeddings
 
     def _write_sources(self, batch: PromptBatch, index: int) -> GlmImageKVCache | None:
-        """Keys and values of a prompt's source pictures in every layer, computed once per group.
+        """Keys and values of a prompt's source images in every layer, computed once per group.
 
         Source: `GlmImagePipeline.__call__` (diffusers), step 6.
         """
@@ -279,7 +279,7 @@ class GlmImageDecoder:
 
 
 def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> None:
-    # In 8 bits NaN becomes black: an ordinary picture, which terms would score.
+    # In 8 bits NaN becomes black: an ordinary image, which terms would score.
     for sample in decoded.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist():
         raise DecoderError(
             f"decode: pixels of prompt {prompt_id}, sample {sample} are not finite; the decoder's "
@@ -288,10 +288,8 @@ def _refuse_non_finite(decoded: Float[Tensor, "G 3 H W"], prompt_id: str) -> Non
         )
 
 
-def decoded_at_once(
-    pictures: int, height: int, width: int, vae_batch_size: int | None = None
-) -> int:
-    """Number of `pictures` of `height` x `width` pixels to pass through the VAE together.
+def decoded_at_once(images: int, height: int, width: int, vae_batch_size: int | None = None) -> int:
+    """Number of `images` of `height` x `width` pixels to pass through the VAE together.
 
     At most `vae_batch_size`; None: two of 128 x 128 pixels, otherwise one.
 
@@ -300,11 +298,11 @@ def decoded_at_once(
     100,000 still differs by one level of 255.
     """
     most = vae_batch_size or max(1, _LARGEST_DECODED // (height * width))
-    return max(size for size in range(1, most + 1) if pictures % size == 0)
+    return max(size for size in range(1, most + 1) if images % size == 0)
 
 
 class _SourceReader(nn.Module):
-    """The published transformer, except that its conditional passes read source pictures.
+    """The published transformer, except that its conditional passes read source images.
 
     The pipeline computes their keys and values again for every image of a group; here they are
     computed once.

@@ -183,7 +183,7 @@ image = pipeline(
     {settings.prompt!r},
 {_decoding(settings, seed="0")}
 ).images[0]
-image.save("picture.png")"""
+image.save("image.png")"""
 
 
 def _draw(settings: StockSettings) -> str:

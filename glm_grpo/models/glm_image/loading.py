@@ -54,9 +54,9 @@ def check_model(path: str) -> ReservedTokens:
 
 
 def check_source_size(path: str, *, height: int, width: int) -> None:
-    """Refuse sizes at which the model cannot read source pictures.
+    """Refuse sizes at which the model cannot read source images.
 
-    The processor resizes a picture whose sides are outside its bounds, and the picture's tokens and
+    The processor resizes an image whose sides are outside its bounds, and the image's tokens and
     latents would then have different sizes.
 
     Args:

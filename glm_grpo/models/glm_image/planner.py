@@ -235,7 +235,7 @@ class GlmImagePlanner:
         width = heads * transformer.get("attention_head_dim", 40)
         patches = self._patches(*size)
         layers = transformer.get("num_layers", 30)
-        # Keys and values of source pictures, which all images of a group share.
+        # Keys and values of source images, which all images of a group share.
         sources = config.data.sources * patches * 2 * layers * width * item
         at_once = min(group_size, decode.batch_size or group_size)
         tokens = patches + prompt_tokens
@@ -248,11 +248,13 @@ class GlmImagePlanner:
         channels = [*self._configs.vae.get("block_out_channels", (64,)), 0]
         pixels = math.prod(size) * item
         # Slices decoded earlier wait, and are concatenated while all of them exist.
-        a_picture = 3 * pixels
-        turning = _VAE_STATES * max(channels[:2]) * pixels * turned + (at_once - turned) * a_picture
+        image_bytes = 3 * pixels
+        turning = (
+            _VAE_STATES * max(channels[:2]) * pixels * turned + (at_once - turned) * image_bytes
+        )
         # Finished images wait for the rest of their group.
-        waiting = (group_size - at_once) * a_picture
-        return max(drawing, turning + sources, 2 * at_once * a_picture) + waiting
+        waiting = (group_size - at_once) * image_bytes
+        return max(drawing, turning + sources, 2 * at_once * image_bytes) + waiting
 
     def sources_bytes(self, config: Config) -> int:
         """See `Planner`: two copies of the codebook, and each token's distance to every code."""
@@ -263,7 +265,7 @@ class GlmImagePlanner:
         return 2 * codebook + tokens * vq.num_embeddings * item
 
     def sequence_tokens(self, config: Config, prompt_tokens: int) -> tuple[int, int]:
-        """See `Planner`; source pictures stand between start and end tokens."""
+        """See `Planner`; source images stand between start and end tokens."""
         size, sources = (config.rollout.height, config.rollout.width), config.data.sources
         source = token_layout(*size, has_preview=False).num_tokens + 2
         tokens = token_layout(*size, has_preview=sources == 0).num_tokens

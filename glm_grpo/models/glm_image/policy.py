@@ -25,7 +25,7 @@ from glm_grpo.models.glm_image.fast.stock_step import choose_step
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts
 from glm_grpo.models.glm_image.network import GlmImageNetwork, TokenSequences
 from glm_grpo.models.glm_image.prefill import read_prompts
-from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, picture_tokens
+from glm_grpo.models.glm_image.prompt_inputs import PromptInputs, encode_prompts, image_tokens
 from glm_grpo.models.glm_image.token_grid import (
     PIXELS_PER_TOKEN,
     batch_layout,
@@ -129,8 +129,8 @@ class GlmImagePolicy(AdaptedPolicy):
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
         if batch.num_sources == 0:
             return batch
-        pictures = [source for prompt in batch.prompts for source in prompt.sources]
-        ids = picture_tokens(self.model, self.processor, torch.stack(pictures))
+        sources = [source for prompt in batch.prompts for source in prompt.sources]
+        ids = image_tokens(self.model, self.processor, torch.stack(sources))
         shape = (len(batch.prompts), batch.num_sources)
         return replace(batch, source_token_ids=ids.unflatten(0, shape))
 
@@ -147,7 +147,7 @@ class GlmImagePolicy(AdaptedPolicy):
         preview, target = Grid(*layout.preview), Grid(*layout.target)
         return token_places((preview, target), target)
 
-    def tokenize_pictures(
+    def tokenize_images(
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
         *,
@@ -155,7 +155,7 @@ class GlmImagePolicy(AdaptedPolicy):
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
         """See `Policy`. `encode` follows FlashAR (arXiv 2605.09430)."""
-        target = picture_tokens(self.model, self.processor, pixels, is_any_size=True)
+        target = image_tokens(self.model, self.processor, pixels, is_any_size=True)
         layout = token_layout(*pixels.shape[-2:], has_preview=num_sources == 0)
         if layout.num_preview == 0:
             return target
@@ -163,7 +163,7 @@ class GlmImagePolicy(AdaptedPolicy):
             size = [PIXELS_PER_TOKEN * side for side in layout.preview]
             small = interpolate(pixels.float(), size, mode="bicubic", antialias=True)
             small = small.round().clamp(0, 255).to(torch.uint8)
-            first = picture_tokens(self.model, self.processor, small, is_any_size=True)
+            first = image_tokens(self.model, self.processor, small, is_any_size=True)
         elif preview == "repeat":
             # Token ids are below 2^24, which float32 holds exactly.
             grid = target.unflatten(1, layout.target).unsqueeze(1).float()

@@ -1,4 +1,4 @@
-"""Encode prompts and pictures for the language model: token ids, mask and 3-D positions."""
+"""Encode prompts and images for the language model: token ids, mask and 3-D positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNTED = 32
 """Number of captions that are tokenized to find the longest."""
 
 _ANY_SIZE = {"shortest_edge": 1, "longest_edge": 2**40}
-"""Range of areas, in pixels, within which a processor does not resize pictures."""
+"""Range of areas, in pixels, within which a processor does not resize images."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def encode_prompts(
 ) -> PromptInputs:
     """Encode captions with the published chat template and grid sizes, on the CPU.
 
-    Source pictures come before the caption, each as tokens between an image-start and an image-end
+    Source images come before the caption, each as tokens between an image-start and an image-end
     token.
 
     Positions come from the model's own `get_rope_index`. The state that this call stores on the
@@ -72,7 +72,7 @@ def encode_prompts(
         model: Only its position arithmetic is used.
         processor: The published processor.
         prompts: P captions.
-        source_token_ids: Tokens of N source pictures per prompt, from `picture_tokens`.
+        source_token_ids: Tokens of N source images per prompt, from `image_tokens`.
     """
     num_sources = 0 if source_token_ids is None else source_token_ids.shape[1]
     inputs = tokenize_prompts(
@@ -126,7 +126,7 @@ def longest_prompt_tokens(path: str, captions: Sequence[str], *, height: int, wi
 
 
 def source_tokens(path: str, *, height: int, width: int) -> int:
-    """Count the tokens that the processor makes from a source picture of this size.
+    """Count the tokens that the processor makes from a source image of this size.
 
     Args:
         path: Folder of the model; only its processor is loaded.
@@ -149,7 +149,7 @@ def tokenize_prompts(
 ) -> Any:
     """Tokenize captions with the published chat template: token ids, mask and grids.
 
-    Arguments as in `encode_prompts`. Tokens of source pictures are placeholders.
+    Arguments as in `encode_prompts`. Tokens of source images are placeholders.
     """
     # Its size determines the number of placeholders.
     blank = {"type": "image", "image": Image.new("RGB", (width, height))}
@@ -171,27 +171,27 @@ def tokenize_prompts(
 
 
 @torch.no_grad()
-def picture_tokens(
+def image_tokens(
     model: GlmImageForConditionalGeneration,
     processor: GlmImageProcessor,
     pixels: UInt8[Tensor, "B 3 H W"],
     *,
     is_any_size: bool = False,
 ) -> Int64[Tensor, "B S"]:
-    """Encode pictures as the tokens that the decoder reads.
+    """Encode images as the tokens that the decoder reads.
 
-    Runs on the vision tower's device, picture by picture, to limit the memory to that of one.
+    Runs on the vision tower's device, image by image, to limit the memory to that of one.
 
     Args:
-        pixels: Pixels of the pictures; sides are multiples of 32.
-        is_any_size: Whether to keep their size; else the processor resizes pictures to the sizes it
-            supports, as it does with the source pictures of an edit.
+        pixels: Pixels of the images; sides are multiples of 32.
+        is_any_size: Whether to keep their size; else the processor resizes images to the sizes it
+            supports, as it does with the source images of an edit.
     """
     tower = model.model.visual
     size = {"size": _ANY_SIZE} if is_any_size else {}
     ids = []
-    for picture in pixels:
-        inputs = processor.image_processor(images=[picture], return_tensors="pt", **size)
+    for image in pixels:
+        inputs = processor.image_processor(images=[image], return_tensors="pt", **size)
         patches = inputs["pixel_values"].to(tower.device, tower.dtype)
         grid = inputs["image_grid_thw"].to(tower.device)
         ids.append(tokens_of_patches(model, patches, grid).cpu())
@@ -201,11 +201,11 @@ def picture_tokens(
 def tokens_of_patches(
     model: GlmImageForConditionalGeneration, patches: Tensor, grid: Int64[Tensor, "1 3"]
 ) -> Int64[Tensor, " S"]:
-    """Tokens of one picture, from the output of the model's processor."""
+    """Tokens of one image, from the output of the model's processor."""
     (features,) = model.get_image_features(patches, image_grid_thw=grid).pooler_output
     if not features.isfinite().all():
         remedy = overflow_remedy(features.dtype) or "fetch the model again (`hf download`)"
-        raise ModelError(f"the vision tower makes no finite features of a picture: {remedy}")
+        raise ModelError(f"the vision tower makes no finite features of an image: {remedy}")
     # Not `get_image_tokens`, which expects the `get_image_features` of the same version.
     _, rows, columns = grid[0].tolist()
     ids: Tensor = model.model.vqmodel.encode(_as_grid(features, rows, columns)[None]).image_tokens
@@ -213,7 +213,7 @@ def tokens_of_patches(
 
 
 def _as_grid(features: Float[Tensor, "..."], rows: int, columns: int) -> Float[Tensor, "C h w"]:
-    """A picture's features: rows of patches in transformers 5.17, a grid from 5.18 on."""
+    """An image's features: rows of patches in transformers 5.17, a grid from 5.18 on."""
     return features.T.reshape(-1, rows, columns) if features.ndim == 2 else features
 
 

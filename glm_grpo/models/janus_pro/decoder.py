@@ -1,4 +1,4 @@
-"""The stock VQ decoder: tokens to pictures, in one pass, without noise."""
+"""The stock VQ decoder: tokens to images, in one pass, without noise."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JanusProDecoder:
                         "the decoder's weights are damaged; load the model again"
                     )
                     raise DecoderError(
-                        f"the picture of prompt {prompt.prompt_id}, sample {sample} has pixels "
+                        f"the image of prompt {prompt.prompt_id}, sample {sample} has pixels "
                         f"that are not finite: {remedy}"
                     )
                 drawn.append(pixels.cpu())

@@ -109,7 +109,7 @@ model.eval()
 # On a GPU: model.to("cuda")
 torch.manual_seed(0)
 {_generate(rollout, scale, prompt=repr(settings.prompt))}
-Image.fromarray(levels.cpu().numpy()).save("picture.png")""",
+Image.fromarray(levels.cpu().numpy()).save("image.png")""",
         imports=_IMPORTS,
         load=f"""\
 {load}

@@ -57,7 +57,7 @@ _UNUSED_KEYS = (
 
 
 def check_keys(config: Config) -> None:
-    """Refuse what has no effect, and source pictures."""
+    """Refuse what has no effect, and source images."""
     problems = unused_key_problems(config, _UNUSED_KEYS, name=NAME)
     if config.data.sources > 0:
         rule = f"must be 0: {NAME} draws from text alone"

@@ -30,7 +30,7 @@ _DECODED_STATES, _ENCODED_STATES = 3.1, 4.5
 """Tensors of the first level's channels, at the size of the image, at the peak of the VQ's decoder
 and encoder."""
 _PIXEL_COPIES, _FLOAT32 = 3, 4
-"""Pictures in fp32 while their levels are computed, and bytes of a number."""
+"""Images in fp32 while their levels are computed, and bytes of a number."""
 
 
 def knows_sizes(path: str) -> bool:

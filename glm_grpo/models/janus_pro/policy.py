@@ -22,7 +22,7 @@ from glm_grpo.models.janus_pro.prefill import read_prompts
 from glm_grpo.models.janus_pro.prompt_inputs import (
     PromptInputs,
     encode_prompts,
-    picture_tokens,
+    image_tokens,
     special_ids,
 )
 from glm_grpo.models.janus_pro.token_step import JanusPrompts, choose_step
@@ -99,7 +99,7 @@ class JanusProPolicy(AdaptedPolicy):
         return choose_step(self.network, prompts, self._draw)
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
-        """See `Policy`; there are no source pictures."""
+        """See `Policy`; there are no source images."""
         return batch
 
     @override
@@ -111,7 +111,7 @@ class JanusProPolicy(AdaptedPolicy):
         grid = Grid(self._side, self._side)
         return token_places((grid,), grid)
 
-    def tokenize_pictures(
+    def tokenize_images(
         self,
         pixels: UInt8[Tensor, "N 3 H W"],
         *,
@@ -121,15 +121,15 @@ class JanusProPolicy(AdaptedPolicy):
         """See `Policy`; there is no preview.
 
         Raises:
-            ValueError: The pictures do not have the size of the model's images.
+            ValueError: The images do not have the size of the model's images.
         """
         side = image_side(self.model.config)
         if pixels.shape[-2:] != (side, side):
             raise ValueError(
-                f"pictures of {tuple(pixels.shape[-2:])} pixels; the model has tokens for {side} x "
+                f"images of {tuple(pixels.shape[-2:])} pixels; the model has tokens for {side} x "
                 f"{side} alone"
             )
-        return picture_tokens(self.model.model.vqmodel, pixels)
+        return image_tokens(self.model.model.vqmodel, pixels)
 
     def _rows_of(self, inputs: PromptInputs) -> PromptInputs:
         """Rows of the language model: with guidance, the prompts without text after the others."""

@@ -1,4 +1,4 @@
-"""Encode prompts and pictures of Janus-Pro as tokens."""
+"""Encode prompts and images of Janus-Pro as tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTED = 32
 """Number of captions that are tokenized to find the longest."""
 
 _ENCODED_AT_ONCE = 4
-"""Pictures per pass of the VQ encoder."""
+"""Images per pass of the VQ encoder."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def longest_prompt_tokens(processor: JanusProcessor, captions: Sequence[str]) ->
 
 
 @torch.no_grad()
-def picture_tokens(vqmodel: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Int64[Tensor, "B T"]:
-    """Encode pictures as the tokens from which the decoder draws them.
+def image_tokens(vqmodel: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Int64[Tensor, "B T"]:
+    """Encode images as the tokens from which the decoder draws them.
 
     Each latent becomes the code with the nearest direction, because the decoder normalises codes.
     Stock `encode` compares lengths too, and finds other tokens unless all codes have one length.
@@ -163,7 +163,7 @@ def picture_tokens(vqmodel: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Int64[Tens
         latents = vqmodel.quant_conv(vqmodel.encoder(scaled)).float()
         if not latents.isfinite().all():
             remedy = overflow_remedy(weight.dtype) or "fetch the model again (`hf download`)"
-            raise ModelError(f"the encoder makes no finite latents of a picture: {remedy}")
+            raise ModelError(f"the encoder makes no finite latents of an image: {remedy}")
         directions = normalize(latents.flatten(2).transpose(1, 2), dim=-1)
         ids.append((directions @ codes.T).argmax(dim=-1).cpu())
     return torch.cat(ids)

@@ -246,7 +246,7 @@ def _decode_targets(
         return of_targets, of_tokens, empty
     targets = torch.stack([prompt.target for prompt in batch.prompts if prompt.target is not None])
     with out_of_memory_explained("rollout", describe_sampling(batch, models.policy)):
-        token_ids = models.policy.tokenize_pictures(targets, num_sources=batch.num_sources)
+        token_ids = models.policy.tokenize_images(targets, num_sources=batch.num_sources)
     some = prompts_at(batch, torch.tensor(rows))
     images, decoded = decode_and_score(models, some, token_ids.unsqueeze(1))
     with models.phase("reward", describe_decoding(some)):

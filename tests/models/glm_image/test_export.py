@@ -125,7 +125,7 @@ def test_the_page_of_an_export_loads_it_with_stock_classes(
 
     exec(compile(snippet, README, "exec"), names)
 
-    assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)
+    assert Image.open("image.png").size == (settings.rollout.width, settings.rollout.height)
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
     assert "temperature 0.5, top_k 7" in page
@@ -163,7 +163,7 @@ def test_the_program_of_an_export_draws_base_and_trained_side_by_side(
     names = run_program(tmp_path, monkeypatch, "a cat", "--base", str(random_pipeline_folder))
 
     width, height = settings.rollout.width, settings.rollout.height
-    both = Image.open("picture.png")
+    both = Image.open("image.png")
     assert both.size == (2 * width, LABEL_HEIGHT + height)
     base, trained_image = (
         both.crop((left, LABEL_HEIGHT, left + width, both.height)) for left in (0, width)
@@ -172,7 +172,7 @@ def test_the_program_of_an_export_draws_base_and_trained_side_by_side(
     # The base samples in the same way, and its images are those of the untouched pipeline.
     sampling = names["pipeline"].vision_language_encoder.generation_config
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 1.0)
-    assert "picture.png" in (tmp_path / README).read_text()
+    assert "image.png" in (tmp_path / README).read_text()
     if num_sources == 0:
         stock = GlmImagePipeline.from_pretrained(random_pipeline_folder)
         stock.vision_language_encoder.generation_config = sampling
@@ -234,4 +234,4 @@ def test_the_page_of_a_float16_policy_keeps_its_decoder_in_bfloat16(
 
     assert names["pipeline"].vision_language_encoder.dtype == torch.float16
     assert names["pipeline"].transformer.dtype == names["pipeline"].vae.dtype == torch.bfloat16
-    assert Image.open("picture.png").size == (settings.rollout.width, settings.rollout.height)
+    assert Image.open("image.png").size == (settings.rollout.width, settings.rollout.height)

@@ -114,9 +114,9 @@ def test_encoded_preview_is_that_of_the_picture_made_smaller(policy):
     small = Image.fromarray(lines.permute(1, 2, 0).numpy()).resize((512, 512), Image.BICUBIC)
     pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
-    tokens = policy.tokenize_pictures(lines[None], preview="encode")
-    expected = policy.tokenize_pictures(pixels[None], num_sources=1)
+    tokens = policy.tokenize_images(lines[None], preview="encode")
+    expected = policy.tokenize_images(pixels[None], num_sources=1)
 
     assert tokens.shape == (1, 16 * 16 + 24 * 24)
     assert torch.equal(tokens[:, :256], expected)
-    assert torch.equal(tokens[:, 256:], policy.tokenize_pictures(lines[None], num_sources=1))
+    assert torch.equal(tokens[:, 256:], policy.tokenize_images(lines[None], num_sources=1))

@@ -18,7 +18,7 @@ def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(polic
     targets = torch.randint(256, (2, 3, 128, 128), dtype=torch.uint8, generator=generator)
     layout = token_layout(*targets.shape[-2:])
     of = {
-        preview: policy.tokenize_pictures(targets, preview=preview)
+        preview: policy.tokenize_images(targets, preview=preview)
         for preview in ("zeros", "repeat", "encode")
     }
     n = layout.num_preview
@@ -34,7 +34,7 @@ def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(polic
     large = torch.nn.functional.interpolate(
         targets.float(), [side, side], mode="bicubic", antialias=True
     )
-    expected = policy.tokenize_pictures(large.round().clamp(0, 255).to(torch.uint8), num_sources=1)
+    expected = policy.tokenize_images(large.round().clamp(0, 255).to(torch.uint8), num_sources=1)
     assert torch.equal(of["encode"][:, :n], expected)
 
 
@@ -43,10 +43,10 @@ def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(polic
 def test_pictures_of_every_size_have_the_tokens_that_are_generated(policy, size, preview):
     pixels = torch.zeros(1, 3, *size, dtype=torch.uint8)
     expected = token_layout(*size).num_tokens
-    assert policy.tokenize_pictures(pixels, preview=preview).shape == (1, expected)
+    assert policy.tokenize_images(pixels, preview=preview).shape == (1, expected)
     # The published processor enlarges what is smaller than 512 x 512 pixels.
     policy.processor.image_processor.size = {
         "shortest_edge": 512**2,
         "longest_edge": 2048**2,
     }
-    assert policy.tokenize_pictures(pixels, preview=preview).shape == (1, expected)
+    assert policy.tokenize_images(pixels, preview=preview).shape == (1, expected)

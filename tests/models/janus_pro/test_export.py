@@ -102,14 +102,14 @@ def test_the_page_and_the_program_draw_pictures(
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(program.replace(f"PATH/TO/{janus_folder.name}", str(janus_folder)), names)
-    assert Image.open("picture.png").size == (SIDE, SIDE)
+    assert Image.open("image.png").size == (SIDE, SIDE)
     assert names["model"].generation_config.temperature == (0.5 if kind == "pipeline" else None)
     assert "top_k=0" in program
     assert "top_p=0.9" in program
 
     monkeypatch.setattr("sys.argv", [PROGRAM, "a red cat", "--base", str(janus_folder)])
     runpy.run_path(PROGRAM)
-    both = Image.open("picture.png")
+    both = Image.open("image.png")
     assert both.size == (2 * SIDE, LABEL_HEIGHT + SIDE)
     base, trained = (
         both.crop((left, LABEL_HEIGHT, left + SIDE, both.height)) for left in (0, SIDE)

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from glm_grpo.errors import DecoderError
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
-from glm_grpo.models.janus_pro.prompt_inputs import picture_tokens
+from glm_grpo.models.janus_pro.prompt_inputs import image_tokens
 from tests.janus_miniature import SIDE
 
 
@@ -65,7 +65,7 @@ def test_a_picture_outside_float16_is_explained(loaded_janus, janus_batch, token
 def test_tokens_are_the_codes_with_the_nearest_direction(loaded_janus):
     vqmodel = copy.deepcopy(loaded_janus.model.model.vqmodel)
     pixels = torch.randint(256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
-    found = picture_tokens(vqmodel, pixels)
+    found = image_tokens(vqmodel, pixels)
 
     with torch.no_grad():
         scaled = pixels.float() / 127.5 - 1

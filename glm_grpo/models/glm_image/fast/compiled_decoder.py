@@ -50,7 +50,7 @@ class CompiledDecoder:
         with torch.compiler.set_stance("default" if is_used else "force_eager"):
             yield
 
-    def check(self, draw: Callable[[int], Float[Tensor, "N 3 H W"]], pictures: int) -> None:
+    def check(self, draw: Callable[[int], Float[Tensor, "N 3 H W"]], images: int) -> None:
         """Decide at the first call whether to use the compiled networks.
 
         They may differ from the eager ones by twice the rounding, which is the difference between
@@ -58,12 +58,12 @@ class CompiledDecoder:
 
         Args:
             draw: Draws the first N of the images, RGB in 0..1.
-            pictures: Number of images.
+            images: Number of them.
         """
         if self._is_checked:
             return
         self._is_checked = True
-        eager, alone = draw(pictures), draw(1)
+        eager, alone = draw(images), draw(1)
         reason = self._difference(draw, eager, rounding=_mean_difference(eager[:1], alone))
         self.is_used = not reason
         if reason:
