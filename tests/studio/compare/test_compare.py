@@ -253,7 +253,7 @@ def test_compare_knows_models_by_their_files(make_run: MakeRun) -> None:
     compare(runs, WEIGHTS)
     others = {**ORIGIN.files, "model.path": "12"}
     write_provenance(RunFolder(runs[1]), dataclasses.replace(ORIGIN, files=others))
-    with pytest.raises(ConfigError, match=r"model.path is tiny \(11\) in a, copy \(12\) in b"):
+    with pytest.raises(ConfigError, match=r"model.path .*tiny \(11\) .*copy \(12\)"):
         compare(runs, WEIGHTS)
 
 
@@ -269,16 +269,16 @@ def test_compare_refuses_scores_of_other_code_or_files(make_run: MakeRun) -> Non
     )
     for run, provenance in zip(runs, (ORIGIN, other), strict=True):
         write_provenance(RunFolder(run), provenance)
-    with pytest.raises(ConfigError, match=r"'alex \(33\)' in a; network 'alex \(34\)' in b"):
+    with pytest.raises(ConfigError, match=r"'alex \(33\)' .*'alex \(34\)'"):
         compare(runs, {"lpips": 1.0})
     for run, name in zip(runs, ("1", "2"), strict=True):
         scorers = {"reward.terms.ssim.url": f"served {name}"}
         write_provenance(RunFolder(run), dataclasses.replace(ORIGIN, scorers=scorers))
-    with pytest.raises(ConfigError, match="scorer 'served 1' in a; scorer 'served 2' in b"):
+    with pytest.raises(ConfigError, match="'served 1' .*'served 2'"):
         compare(runs, {"ssim": 1.0})
     for run, provenance in zip(runs, (ORIGIN, other), strict=True):
         write_provenance(RunFolder(run), provenance)
-    with pytest.raises(ConfigError, match=r"\(22\)' in a; .*\(23, changed during the run\)' in b"):
+    with pytest.raises(ConfigError, match=r"\(22\)' .*\(23, changed"):
         compare(runs, {"aesthetic": 1.0})
 
 
@@ -300,11 +300,11 @@ def test_compare_names_runs_by_the_shortest_end_of_their_paths(make_run: MakeRun
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("eval.seed=7", r"eval.seed is 1234 in a, 7 in b: .*glm-grpo eval /\S+/b eval.seed=1234"),
-        ("rollout.width=256", "rollout.width is 128 in a, 256 in b: .*leave some out"),
-        ("model.path=copy", "model.path is tiny in a, copy in b"),
-        ("reward.terms.ocr=null", "'ocr': b did not score it .*lpips, ssim, aesthetic"),
-        ("reward.terms.lpips.network=vgg", "'lpips' .*: network 'alex' in a; network 'vgg' in b"),
+        ("eval.seed=7", r"eval.seed .*1234 .* 7 .*glm-grpo eval /\S+/b eval.seed=1234"),
+        ("rollout.width=256", "rollout.width .*128 in a, 256 in b"),
+        ("model.path=copy", "model.path .*tiny in a, copy in b"),
+        ("reward.terms.ocr=null", "'ocr': b .*lpips, ssim, aesthetic"),
+        ("reward.terms.lpips.network=vgg", "'lpips' .*'alex' in a; .*'vgg' in b"),
     ],
 )
 def test_compare_refuses_runs_that_were_made_or_scored_in_another_way(
@@ -317,7 +317,7 @@ def test_compare_refuses_runs_that_were_made_or_scored_in_another_way(
 
 def test_compare_suggests_the_term_that_was_meant(make_run: MakeRun) -> None:
     runs = [make_run(name, FIRST) for name in ("a", "b")]
-    with pytest.raises(ConfigError, match=r"'orc': a did not score it .*; did you mean ocr\?"):
+    with pytest.raises(ConfigError, match=r"'orc': a .*did you mean ocr\?"):
         compare(runs, {"orc": 0.5})
 
 
@@ -325,7 +325,7 @@ def test_compare_refuses_other_prompts_by_table(make_run: MakeRun) -> None:
     one = {0: lpips_and_ocr((0.5, 0.5)), 20: lpips_and_ocr((0.5, 0.5))}
     runs = [make_run("a", one), make_run("b", one)]
     store_evaluation(RunFolder(runs[1]).evaluation_path(20), 20, one[20], prompt="another")
-    rule = r"step-000020.parquet has other held-out prompts .*glm-grpo eval \S+/b data.eval_path="
+    rule = r"step-000020.parquet .*glm-grpo eval \S+/b data.eval_path="
     with pytest.raises(ConfigError, match=rule):
         compare(runs, WEIGHTS)
 
@@ -336,13 +336,13 @@ def test_compare_refuses_other_target_images(make_run: MakeRun) -> None:
         place = run / "images" / "targets" / "p1.png"
         place.parent.mkdir(parents=True)
         Image.new("RGB", (4, 4), (brightness, 0, 0)).save(place)
-    with pytest.raises(ConfigError, match=r"b/images/targets/p1.png is not the same image"):
+    with pytest.raises(ConfigError, match="b/images/targets/p1.png"):
         compare(runs, WEIGHTS)
 
 
 def test_compare_refuses_a_run_without_two_evaluations(make_run: MakeRun) -> None:
     runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED})]
-    with pytest.raises(StorageError, match="b contains 1 evaluation of"):
+    with pytest.raises(StorageError, match="b .*1 evaluation"):
         compare(runs, WEIGHTS)
 
 
@@ -357,9 +357,9 @@ def test_compare_leaves_out_terms_that_runs_scored_in_different_ways(make_run: M
 
 def test_compare_refuses_fewer_than_two_runs(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a", FIRST)
-    with pytest.raises(ConfigError, match="at least two, each named once"):
+    with pytest.raises(ConfigError, match="two"):
         compare([run, run / ".." / "a"], WEIGHTS)
-    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+    with pytest.raises(CheckpointError, match="nowhere "):
         compare([run, tmp_path / "nowhere"], WEIGHTS)
 
 
@@ -385,8 +385,9 @@ def test_the_end_of_a_sweep_prints_what_the_command_prints(
 
     main(["compare", str(sweep)])
 
-    again = f"to compare them again:  glm-grpo compare '{sweep}'\n"
-    assert printed == capsys.readouterr().out + again
+    *same, again = printed.splitlines()
+    assert same == capsys.readouterr().out.splitlines()
+    assert again.endswith(f" glm-grpo compare '{sweep}'")
 
 
 def test_a_sweep_that_cannot_be_compared_ends_all_the_same(

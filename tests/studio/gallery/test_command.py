@@ -60,7 +60,7 @@ def test_gallery_command_shows_a_run_that_cannot_be_written_to(
     cli.main(["gallery", str(run.folder.path), "--sheet", str(sheet)])
     said = capsys.readouterr()
     assert said.out == f"{run.folder.gallery_path}\n{sheet}\n"
-    assert said.err.endswith("is not writable: its gallery is shown without an update\n")
+    assert "not writable" in said.err
     assert sheet.is_file()
     assert run.files(".") == before
 

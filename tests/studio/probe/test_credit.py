@@ -149,7 +149,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_an_interrupted_batch_does_
     before = probe.report()
     with torch.no_grad():
         cast(Any, models.policy).logits[0, 0] = torch.nan
-    with pytest.raises(NonFiniteError, match="gradient of batch 4 is not finite"):
+    with pytest.raises(NonFiniteError, match="batch 4 "):
         probe.add(draw(make_logits(), 3))
     assert probe.report() == before
 
@@ -165,11 +165,13 @@ def test_gradients_may_take_half_of_the_free_memory() -> None:
     assert needed == 6 * 3 * 20 * 4
     check_memory(needed, 2 * needed, batches=6)
     check_memory(needed, None, batches=6)
-    told = r"of 6 batches .* takes 1.44 KB: .* half of the 1.44 KB .*; lower --prompts to 3 x"
+    told = r" 6 batches .*1\.44 KB.* half of the 1\.44 KB .*--prompts to 3 x"
     with pytest.raises(ConfigError, match=told):
         check_memory(needed, needed, batches=6)
-    with pytest.raises(ConfigError, match="are free; train an adapter"):
+    # Two batches would fit, but a probe needs three.
+    with pytest.raises(ConfigError, match="model.adapter") as refused:
         check_memory(needed, needed - 1, batches=6)
+    assert "--prompts" not in str(refused.value)
 
 
 def config_of(*overrides: str) -> Config:
@@ -178,14 +180,14 @@ def config_of(*overrides: str) -> Config:
 
 def test_a_loss_that_learns_by_image_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     assert not has_credit_by_place(config_of("loss=gmpo", "advantage.credit=image"), [])
-    assert "not available with loss.kind=gmpo" in caplog.text
+    assert "loss.kind=gmpo" in caplog.text
 
 
 def test_too_few_whole_batches_are_refused() -> None:
     prompt = Prompt("a", "a sign", texts=("NOTE",))
     whole = SimpleNamespace(prompts=(prompt,) * 8)
     batches = cast(Any, [whole, whole, SimpleNamespace(prompts=(prompt,) * 7)])
-    told = r"make 2 of rollout.prompts_per_step = 8: .* at least 3.* set --prompts 24 or more"
+    told = r" 2 of rollout\.prompts_per_step = 8: .* 3.* --prompts 24 "
     with pytest.raises(ConfigError, match=told):
         has_credit_by_place(config_of(), batches)
     assert has_credit_by_place(config_of(), [*batches, whole])
@@ -214,7 +216,7 @@ def test_without_a_weighted_term_that_may_have_parts_nothing_is_compared(
     target = torch.zeros(3, 32, 32, dtype=torch.uint8) if has_target else None
     batch = replace(batch, prompts=(replace(batch.prompts[0], target=target),) * 2)
     assert has_credit_by_place(config, [batch] * 3) == is_compared
-    assert ("aesthetic) says which places earned its score" in caplog.text) != is_compared
+    assert ("aesthetic)" in caplog.text) != is_compared
 
 
 def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
@@ -224,7 +226,7 @@ def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
     for seed, changes in enumerate([{}, {}, {"score_map": {}}, {"weights": torch.zeros(1)}]):
         experience = draw(make_logits(), seed)
         probe.add(replace(experience, rewards=replace(experience.rewards, **changes)))
-    assert caplog.text.count("leaves out a batch") == 2
+    assert len(caplog.messages) == 2
     assert probe.report() is None
     probe.add(draw(make_logits(), 4))
     report = probe.report()

@@ -17,23 +17,20 @@ def config(configs_dir: Path) -> Config:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("reward.terms.ocr.weight", "'reward.terms.ocr.weight'\nmissing EQUAL"),
-        ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2' is not a single value; write one"),
+        ("reward.terms.ocr.weight", "'reward.terms.ocr.weight'\n"),
+        ("reward.terms.ocr.weight=0.1,0.2", "weight=0.1,0.2'.*single value"),
         (
             "reward.terms.clip_score.weight=0.5",
-            "the run did not score 'clip_score'.*it scored lpips, ssim, ocr, aesthetic"
+            "'clip_score'.*lpips, ssim, ocr, aesthetic"
             r".*\+reward.terms.clip_score.weight=0",
         ),
-        ("reward.terms.ocrr.weight=1", r"did not score 'ocrr'.*mean reward.terms.ocr\?$"),
+        ("reward.terms.ocrr.weight=1", r"'ocrr'.*mean reward.terms.ocr\?$"),
         ("advantages.clip=1", r"remedy: did you mean advantage.clip\?$"),
-        ("orc=0.9", r"did not score 'orc'.*mean reward.terms.ocr\?$"),
-        ("zebra=1", "did not score 'zebra'.*remedy: use one of those"),
-        (
-            "train.steps=3",
-            "train.steps = 3.*not a key that rescore can change.*glm-grpo train train",
-        ),
-        ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3.*images and raw scores"),
-        ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'.*valid number"),
+        ("orc=0.9", r"'orc'.*mean reward.terms.ocr\?$"),
+        ("zebra=1", "'zebra'.*lpips, ssim, ocr, aesthetic"),
+        ("train.steps=3", "train.steps = 3.*glm-grpo train train"),
+        ("reward.terms.ocr.threads=3", "reward.terms.ocr.threads = 3"),
+        ("reward.terms.ocr.weight=much", "reward.terms.ocr.weight = 'much'"),
     ],
 )
 def test_override_weighing_refuses_what_cannot_be_tried(
@@ -56,7 +53,7 @@ def test_a_terms_name_stands_for_its_weight(configs_dir: Path) -> None:
 
 def test_override_weighing_refuses_a_reward_of_nothing(config: Config) -> None:
     zeros = [f"reward.terms.{name}.weight=0" for name in config.reward.terms]
-    with pytest.raises(ConfigError, match="every reward is 0"):
+    with pytest.raises(ConfigError, match="reward is 0"):
         override_weighing(config, zeros)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow
@@ -281,7 +282,7 @@ def test_rescore_refuses_weights_that_leave_a_prompt_without_a_total(
     raw = torch.rand(2, 2, 4) * is_applicable[:, None, :]
     step = make_experience(config, raw, is_applicable, torch.zeros(2, 2))
     overrides = ["reward.terms.ocr.weight=0", "reward.terms.aesthetic.weight=0"]
-    rule = r"prompt p1 has no total: .*\(ocr, aesthetic\).* reward.terms.ocr.weight=0.1"
+    rule = r"prompt p1 .*\(ocr, aesthetic\).* reward.terms.ocr.weight=0.1"
     with pytest.raises(ConfigError, match=rule):
         rescore(store_run(tmp_path, config, step), overrides)
 
@@ -294,8 +295,8 @@ def test_rescore_names_terms_that_apply_to_few_prompts(tmp_path: Path, configs_d
     folder = store_run(tmp_path / "run", config, step, step)
     changed = rescore(folder, ["reward.terms.ocr.weight=0.7", "reward.terms.aesthetic.weight=0.7"])
     of_two, of_ocr = changed.rare_terms
-    assert of_two.startswith("lpips and ssim (30% of the weight) apply to none of the 3 prompts")
-    assert of_ocr.startswith("ocr (35% of the weight) applies to 1 of the 3 prompts")
+    assert re.match(r"lpips and ssim \(30% .*none of the 3 prompts", of_two)
+    assert re.match(r"ocr \(35% .* 1 of the 3 prompts", of_ocr)
     # The others have no share.
     assert [term.name for term in changed.terms] == ["ocr", "aesthetic"]
 
@@ -307,5 +308,5 @@ def test_rescore_command_says_that_nothing_was_changed_and_what_can_be(
         main(["rescore", str(small_run.path), "reward.terms.ocr.weight=0.3"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("ConfigError: reward.terms.ocr.weight=0.3: these are")
-    assert "ocr=0.3 aesthetic=0.1 is what it had" in said
+    assert said.startswith("ConfigError: reward.terms.ocr.weight=0.3: ")
+    assert "ocr=0.3 aesthetic=0.1" in said

@@ -49,15 +49,14 @@ def test_print_rescoring_says_what_was_found() -> None:
     text = printed(replace(RESCORING, rare_terms=(rare,)))
     for words in (
         "images 32, groups 8, steps 1",
-        "as stored, to the bit",
         "0.3 to 0.5",
         "2 (25.0%)",
-        "mean over 7 groups whose totals differ",
+        "7 groups",
         "0.333",
         "1 to 0",
         "0.625",
-        "images that gain most advantage",
-        "images that lose most advantage",
+        "gain most",
+        "lose most",
         "-0.50",
         "+1.25",
         # A user's text is no markup.
@@ -71,8 +70,9 @@ def test_print_rescoring_says_what_was_found() -> None:
 def test_print_rescoring_leaves_out_what_is_not_there() -> None:
     unranked = replace(RESCORING, gaining=(), losing=(), rank_correlation=None, ranked_groups=0)
     text = printed(unranked)
-    assert "most advantage" not in text
-    assert "no advantage changes by 0.01 or more" in text
+    assert "gain most" not in text
+    assert "lose most" not in text
+    assert "no advantage changes" in text
     assert "no advantage changes" not in printed(RESCORING)
     (line,) = [line for line in text.splitlines() if "tau-b" in line]
     assert line.split("│")[2].strip() == "-"
@@ -83,7 +83,7 @@ def test_paths_are_whole_on_a_line_of_a_narrow_terminal() -> None:
         moved(4, 0.0, 1.0), prompt=9 * "word " + "OPEN", image=f"images/{30 * 'a '}p-[red].png"
     )
     lines = printed(replace(RESCORING, gaining=(long,)), width=80).splitlines()
-    assert f"the image that gains most: {FOLDER.path / long.image}" in lines
+    assert any(line.endswith(f" {FOLDER.path / long.image}") for line in lines)
     # Figures stay beside their prompt, whose middle is left out.
     (row,) = [line for line in lines if "+1.00" in line]
     assert row.startswith("│ 1  word word word wor…ord ")
@@ -97,4 +97,4 @@ def test_a_share_is_below_0_where_it_is_shown_so(share: float, shown: str) -> No
     text = printed(replace(RESCORING, terms=terms))
     (line,) = [line for line in text.splitlines() if line.startswith("│ ocr ")]
     assert line.split("│")[4].strip() == shown
-    assert ("pulls against the total" in text) is (shown != "0.000")
+    assert ("against the total" in text) is (shown != "0.000")
