@@ -3,7 +3,7 @@
 python -m benchmarks.replay_gap FOLDER [--dtypes bfloat16 float16 float32] [--guidance 5]
     [--group 2]
 
-FOLDER is a Janus-Pro, such as one that `benchmarks.full_size.janus_folder` writes. Each line shows
+FOLDER is a Janus-Pro, such as one that `benchmarks.janus_folder` writes. Each line shows
 |replayed - sampled| in nats per token: of the policy, and with the generation head computed in
 float32 on the same hidden states, which leaves what the layers cause.
 """
