@@ -66,7 +66,7 @@ def measure(group_size: int, repeats: int) -> Result:
     drawn = decoder.draw([batch.prompts[0].prompt], prior[None], [seed], batch.height, batch.width)
     difference = (drawn - draw_one_by_one(stock, config, batch, prior)).abs().max().item()
     if difference > TOLERANCE:
-        raise RuntimeError(f"pictures differ by {difference}; at most {TOLERANCE} is rounding")
+        raise RuntimeError(f"images differ by {difference}; at most {TOLERANCE} is rounding")
     seconds = in_turns(
         {
             "ours": lambda: decoder.decode(batch, token_ids),
@@ -92,7 +92,7 @@ def draw_one_by_one(
     pipeline: GlmImagePipeline, config: Config, batch: PromptBatch, prior: Tensor
 ) -> Tensor:
     """Images [G, 3, H, W] in 0..1 of the first prompt, with one call per row of `prior`."""
-    pictures: list[Tensor] = [
+    images: list[Tensor] = [
         pipeline(
             prompt=batch.prompts[0].prompt,
             prior_token_ids=row.unsqueeze(0),
@@ -105,7 +105,7 @@ def draw_one_by_one(
         ).images
         for row in prior
     ]
-    return torch.cat(pictures)
+    return torch.cat(images)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from benchmarks.full_size.images import decoder
 
 from benchmarks.full_size.janus_pro import janus_pro
 from benchmarks.full_size.learning import update
 from benchmarks.full_size.measuring import ceilings, speed_of
-from benchmarks.full_size.pictures import decoder
 from benchmarks.full_size.scale import FULL, SMALL, Bench, Rows
 from benchmarks.full_size.tokens import token_step
 from benchmarks.full_size.training_step import flat_rewards, large_steps, whole_steps

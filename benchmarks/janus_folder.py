@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_processor(config: Any, template: str) -> JanusProcessor:
-    """Bytes as tokens, special tokens at the config's ids, and pictures in -1..1.
+    """Bytes as tokens, special tokens at the config's ids, and images in -1..1.
 
     Where the tokens that begin and end an image are is not in the config: behind the placeholder.
     """
@@ -112,10 +112,10 @@ def build_processor(config: Any, template: str) -> JanusProcessor:
         model_max_length=text.max_position_embeddings,
     )
     side = image_side(config)
-    pictures = JanusImageProcessor(
+    images = JanusImageProcessor(
         image_mean=[0.5] * 3, image_std=[0.5] * 3, size={"height": side, "width": side}
     )
-    return JanusProcessor(pictures, fast, chat_template=template)
+    return JanusProcessor(images, fast, chat_template=template)
 
 
 @torch.no_grad()

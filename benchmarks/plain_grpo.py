@@ -83,8 +83,8 @@ class PlainGrpo:
         for prompt, seed in zip(batch.prompts, batch.decode_seeds, strict=True):
             for _ in range(batch.group_size):
                 token_ids = self._sample(prompt)
-                picture = self._draw(prompt, token_ids, seed)
-                rewards.append(self._score([prompt], picture) @ self._weights)
+                image = self._draw(prompt, token_ids, seed)
+                rewards.append(self._score([prompt], image) @ self._weights)
                 with torch.no_grad():
                     old_log_probs = self.log_probs(self._model, prompt, token_ids)
                 samples.append(Sample(prompt, token_ids, old_log_probs))

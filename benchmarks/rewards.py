@@ -1,11 +1,11 @@
-"""Measure images per second of the reward terms in a step, and of single pictures.
+"""Measure images per second of the reward terms in a step, and of single images.
 
 python -m benchmarks.rewards [--prompts 4] [--group 8] [--each] [--repeats 3] [--json FILE]
 
 Ours: the four terms of configs/tiny.yaml as in a step, group by group, each in its thread. Theirs:
-    the same scorers with their default settings, one picture after the other. The scores are
+    the same scorers with their default settings, one image after the other. The scores are
     compared before anything is timed. With --each, every term that needs no download is then
-    measured separately, groups against single pictures; those with published CLIP weights use
+    measured separately, groups against single images; those with published CLIP weights use
     random weights of ViT-B/32, because their speed does not depend on the weights' values.
 """
 
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(num_prompts: int, group_size: int, repeats: int) -> Result:
-    """Score the same pictures by all four terms both ways.
+    """Score the same images by all four terms both ways.
 
     Raises:
         RuntimeError: The scores differ.
     """
     config = tiny_config(prompts=num_prompts, group_size=group_size)
     prompts = first_batch(config).prompts
-    pixels = torch.stack([_noisy_pictures(prompt, group_size) for prompt in prompts])
+    pixels = torch.stack([_noisy_images(prompt, group_size) for prompt in prompts])
     flat = [prompt for prompt in prompts for _ in range(group_size)]
     scorer = build_scorer(config.reward, CPU)
     theirs = one_by_one([*plain_rewards(config).values()])
@@ -102,7 +102,7 @@ def measure_term(name: str, reward: Reward, group_size: int, repeats: int) -> Re
     """Score one group by one term, at once and one by one."""
     prompt = first_batch(tiny_config(prompts=1, group_size=group_size)).prompts[0]
     prompts = [prompt] * group_size
-    pixels = _noisy_pictures(prompt, group_size)
+    pixels = _noisy_images(prompt, group_size)
     single = one_by_one([reward])
     seconds = in_turns(
         {
@@ -123,7 +123,7 @@ def measure_term(name: str, reward: Reward, group_size: int, repeats: int) -> Re
     )
 
 
-def _noisy_pictures(prompt: Prompt, count: int) -> UInt8[Tensor, "N 3 H W"]:
+def _noisy_images(prompt: Prompt, count: int) -> UInt8[Tensor, "N 3 H W"]:
     """Add noise to the target image, so that there is a text to detect and read."""
     if prompt.target is None:
         raise ValueError(f"prompt {prompt.prompt_id} has no target; the embedded world gives one")

@@ -1,4 +1,4 @@
-"""Call the libraries of the reward terms as a user would: picture by picture, default settings."""
+"""Call the libraries of the reward terms as a user would: image by image, default settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rewards.terms.reading_orders import TextBox, text_box
 from rewards.types import Prompt
 
 Score = Callable[[Sequence[Prompt], UInt8[Tensor, "N 3 H W"]], Float32[Tensor, "N R"]]
-"""Scores N pictures by R terms."""
+"""Scores N images by R terms."""
 
 
 class DefaultRapidOcr:
@@ -46,8 +46,8 @@ class DefaultRapidOcr:
         )
 
     def read(self, pixels: UInt8[Tensor, "N 3 H W"]) -> list[list[TextBox]]:
-        """Read the pieces of text of each picture."""
-        return [self._read_one(picture) for picture in to_bgr_arrays(pixels)]
+        """Read the pieces of text of each image."""
+        return [self._read_one(image) for image in to_bgr_arrays(pixels)]
 
     def alphabet(self) -> frozenset[str]:
         """Characters of the recognition model."""
@@ -58,9 +58,9 @@ class DefaultRapidOcr:
         """Empty, because the models are not PyTorch networks."""
         return ()
 
-    def _read_one(self, picture: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
+    def _read_one(self, image: UInt8[np.ndarray, "H W 3"]) -> list[TextBox]:
         # The engine remembers the options of its last call, and `alphabet` disables detection.
-        found = self._engine(picture, use_det=True)
+        found = self._engine(image, use_det=True)
         if found.boxes is None or found.txts is None:
             return []
         corners = np.asarray(found.boxes, dtype=np.float64)
@@ -79,14 +79,14 @@ def _plain_reward(options: TermConfig) -> Reward:
 
 
 def one_by_one(rewards: Sequence[Reward]) -> Score:
-    """Score every picture by every term, one after the other."""
+    """Score every image by every term, one after the other."""
 
     def score(
         prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
     ) -> Float32[Tensor, "N R"]:
         rows = [
-            torch.cat([score_checked(each, [prompt], picture[None]).values for each in rewards])
-            for prompt, picture in zip(prompts, pixels, strict=True)
+            torch.cat([score_checked(each, [prompt], image[None]).values for each in rewards])
+            for prompt, image in zip(prompts, pixels, strict=True)
         ]
         return torch.stack(rows)
 

@@ -25,7 +25,7 @@ from glm_grpo.config import Config, compose_config, validate_config
 from glm_grpo.errors import ConfigError, StorageError
 from glm_grpo.output import counted
 from glm_grpo.run.config import read_config
-from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.folder import RunFolder, read_image
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import (
     SummaryRow,
@@ -131,7 +131,7 @@ class Run:
                 "an image is named by a value of the column 'image' or 'target', not "
                 f'{type(path).__name__}; write run.image(row["image"])'
             )
-        return read_picture(self._folder.picture(path))
+        return read_image(self._folder.image_path(path))
 
     def summary(self) -> pandas.DataFrame:
         """Compare the held-out prompts before and after: the first and the last stored evaluation.

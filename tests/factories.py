@@ -119,7 +119,7 @@ class NoDecoder(Decoder):
 
 
 class Brightness:
-    """Scores pictures by their brightness.
+    """Scores images by their brightness.
 
     Args:
         change: Is given the scores of each group and its prompt; its result counts.

@@ -19,7 +19,7 @@ from transformers import (
 from benchmarks import janus_folder
 
 SIDE = 32
-"""Height and width of the pictures, pixels."""
+"""Height and width of the images, pixels."""
 
 # What the published template makes of one message of a user.
 TEMPLATE = (

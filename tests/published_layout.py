@@ -119,7 +119,7 @@ def write_published_layout(published: Path, folder: Path) -> None:
 def _write_processor(published: Path, folder: Path) -> dict[str, int]:
     """Tokenizer, chat template and preprocessor; the vocabulary.
 
-    Ids are dealt as published: tokens of pictures first, then text, here bytes, then special ones.
+    Ids are dealt as published: tokens of images first, then text, here bytes, then special ones.
     """
     shutil.copytree(published, folder)
     config = _read(folder / "tokenizer_config.json")

@@ -15,7 +15,7 @@ from glm_grpo.types import PromptBatch, Rollout
 
 
 def stock_inputs(policy: GlmImagePolicy, batch: PromptBatch) -> Any:
-    """Captions and source pictures, encoded by the processor."""
+    """Captions and source images, encoded by the processor."""
     messages = [
         [
             {
@@ -53,7 +53,7 @@ def stock_log_probs(policy: GlmImagePolicy, batch: PromptBatch, token_ids: Tenso
     return logits.float().log_softmax(-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
-def stock_picture(
+def stock_image(
     pipeline: GlmImagePipeline,
     batch: PromptBatch,
     rollout: Rollout,
@@ -63,7 +63,7 @@ def stock_picture(
     guidance_scale: float,
     steps: int,
 ) -> Tensor:
-    """One picture of a rollout, drawn by the pipeline; values from 0 to 1."""
+    """One image of a rollout, drawn by the pipeline; values from 0 to 1."""
     asked, layout = batch.prompts[prompt], batch_layout(batch)
     tokens = target_token_ids(rollout.token_ids[prompt, sample][None], layout)
     of_sources: dict[str, Any] = {}

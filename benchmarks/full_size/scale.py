@@ -231,24 +231,24 @@ class Bench:
 def make_batch(
     side: int, *, prompts: int, group_size: int, num_sources: int = 0, first: int = 0
 ) -> PromptBatch:
-    """Make captions of different lengths, with grey pictures as targets and sources.
+    """Make captions of different lengths, with grey images as targets and sources.
 
     Args:
-        side: Side of the pictures, pixels.
+        side: Side of the images, pixels.
         prompts: P.
         group_size: G.
-        num_sources: Number of source pictures per prompt.
+        num_sources: Number of source images per prompt.
         first: Index of the first prompt.
     """
-    picture = torch.full((3, side, side), 127, dtype=torch.uint8)
+    image = torch.full((3, side, side), 127, dtype=torch.uint8)
     return PromptBatch(
         prompts=tuple(
             Prompt(
                 f"sign-{place}",
                 caption(place),
                 texts=(WORDS[place % len(WORDS)],),
-                target=picture,
-                sources=(picture,) * num_sources,
+                target=image,
+                sources=(image,) * num_sources,
             )
             for place in range(first, first + prompts)
         ),

@@ -77,7 +77,7 @@ def flat_rewards(bench: Bench) -> Rows:
 def constant_score(
     prompts: list[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
 ) -> Float32[Tensor, " N"]:
-    """Score all pictures equally."""
+    """Score all images equally."""
     del prompts
     return torch.full((len(pixels),), 0.25)
 

@@ -1,4 +1,4 @@
-"""Credit by place: how much better each token drew its part of the picture than others did.
+"""Credit by place: how much better each token drew its part of the image than others did.
 
 Scores are made of places: a similarity is a mean over a map, a text is read letter by letter. A
 token is told about the places that it draws, and with a smaller weight about those that are drawn
@@ -28,7 +28,7 @@ from rewards.weighting import is_zero_std
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """Which places of a picture each of its T tokens draws.
+    """Which places of an image each of its T tokens draws.
 
     Attributes:
         grid: The K places, row by row.
@@ -52,7 +52,7 @@ def token_places(token_grids: tuple[Grid, ...], grid: Grid) -> TokenPlaces:
     steps of a run need the same, which takes seconds for images of 2048 x 2048 pixels.
 
     Args:
-        token_grids: Grids that together have the T tokens; each covers the whole picture. Grids
+        token_grids: Grids that together have the T tokens; each covers the whole image. Grids
             without tokens are ignored.
         grid: Places.
     """

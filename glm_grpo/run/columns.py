@@ -29,8 +29,8 @@ _PIECE = pyarrow.struct(
 
 
 @dataclass(frozen=True)
-class PicturePaths:
-    """Where the pictures of a table are, relative to the run folder.
+class ImagePaths:
+    """Where the images of a table are, relative to the run folder.
 
     Attributes:
         images: One path per image, prompt by prompt.
@@ -43,7 +43,7 @@ class PicturePaths:
     sources: Sequence[Sequence[str]]
 
 
-def rollout_columns(experience: Experience, paths: PicturePaths, step: int) -> Columns:
+def rollout_columns(experience: Experience, paths: ImagePaths, step: int) -> Columns:
     """Columns of what was sampled, scored and trained on in `step`; pixels are not read."""
     prompts, rollout = experience.prompts.prompts, experience.rollout
     size = experience.prompts.group_size
@@ -68,7 +68,7 @@ def rollout_columns(experience: Experience, paths: PicturePaths, step: int) -> C
     return columns
 
 
-def evaluation_columns(evaluation: Evaluation, paths: PicturePaths) -> Columns:
+def evaluation_columns(evaluation: Evaluation, paths: ImagePaths) -> Columns:
     """Columns of an evaluation; pixels are not read."""
     seeds, size = evaluation.images.decode_seeds, evaluation.totals.shape[1]
     columns = _prompt_columns(evaluation.prompts, seeds, paths, evaluation.step, size)
@@ -81,7 +81,7 @@ def evaluation_columns(evaluation: Evaluation, paths: PicturePaths) -> Columns:
 def _prompt_columns(
     prompts: Sequence[Prompt],
     decode_seeds: Sequence[int],
-    paths: PicturePaths,
+    paths: ImagePaths,
     step: int,
     size: int,
 ) -> Columns:

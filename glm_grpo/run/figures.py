@@ -70,7 +70,7 @@ def show_change(before: float, after: float) -> str:
 
 
 def show_score(score: float | None) -> str:
-    """A score of one picture; None where the term does not apply, NaN where it refused it."""
+    """A score of one image; None where the term does not apply, NaN where it refused it."""
     if score is None:
         return "does not apply"
     return NO_VALUE if math.isnan(score) else f"{score:z.3f}"

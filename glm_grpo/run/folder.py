@@ -21,8 +21,8 @@ from PIL import Image
 from glm_grpo.errors import ConfigError, StorageError
 from rewards.images import ImageError, open_rgb
 
-_PICTURE_FORMATS = ("PNG",)
-"""Picture formats that a run stores."""
+_IMAGE_FORMATS = ("PNG",)
+"""Image formats that a run stores."""
 
 _IMAGES = "images"
 _TEMPORARY_SUFFIX = ".tmp"
@@ -86,22 +86,22 @@ class RunFolder:
     evals_dir = _Place("evals")
     """Results of `glm-grpo eval`, a run folder each."""
     images_dir = _Place(_IMAGES)
-    """Lossless pictures: one folder per step and evaluation, one for targets."""
+    """Lossless images: one folder per step and evaluation, one for targets."""
     checkpoints_dir = _Place("checkpoints")
     """Checkpoints, one folder each."""
     failures_dir = _Place("failures")
-    """Pictures that a reward term could not score: one folder per failed step."""
+    """Images that a reward term could not score: one folder per failed step."""
     targets_dir = _Place(f"{_IMAGES}/targets")
     """Target images of the evaluation prompts."""
     train_targets_dir = _Place(f"{_IMAGES}/train-targets")
     """Target images of training prompts, whose ids may equal those of held-out prompts."""
     sources_dir = _Place(f"{_IMAGES}/sources")
-    """Source pictures of the evaluation prompts."""
+    """Source images of the evaluation prompts."""
     train_sources_dir = _Place(f"{_IMAGES}/train-sources")
-    """Source pictures of the training prompts."""
+    """Source images of the training prompts."""
 
-    def picture(self, stored: str) -> Path:
-        """Path of a picture, from its entry in the tables."""
+    def image_path(self, stored: str) -> Path:
+        """Path of an image, from its entry in the tables."""
         return self.path / stored
 
     def rollout_path(self, step: int) -> Path:
@@ -109,7 +109,7 @@ class RunFolder:
         return self.path / f"rollouts/step-{step:06d}.parquet"
 
     def image_dir(self, step: int) -> Path:
-        """Pictures of the rollout of `step`."""
+        """Images of the rollout of `step`."""
         return self.path / f"{_IMAGES}/step-{step:06d}"
 
     def evaluation_path(self, step: int) -> Path:
@@ -117,7 +117,7 @@ class RunFolder:
         return self.path / f"evaluations/step-{step:06d}.parquet"
 
     def evaluation_image_dir(self, step: int) -> Path:
-        """Pictures of the evaluation at policy step `step`."""
+        """Images of the evaluation at policy step `step`."""
         return self.path / f"{_IMAGES}/eval-{step:06d}"
 
     def checkpoint_dir(self, step: int) -> Path:
@@ -125,12 +125,12 @@ class RunFolder:
         return self.path / f"checkpoints/step-{step:06d}"
 
     def failure_dir(self, step: int) -> Path:
-        """Pictures of `step` that a reward term could not score."""
+        """Images of `step` that a reward term could not score."""
         return self.path / f"failures/step-{step:06d}"
 
 
 def step_of(path: Path) -> int | None:
-    """Step in the name of a table, picture folder or checkpoint; None for any other name."""
+    """Step in the name of a table, image folder or checkpoint; None for any other name."""
     match = _STEP_NAME.fullmatch(path.name.removesuffix(".parquet"))
     return int(match.group(1)) if match else None
 
@@ -188,11 +188,11 @@ def is_read_only(error: StorageError) -> bool:
     return isinstance(cause, OSError) and cause.errno in _READ_ONLY
 
 
-def read_picture(path: Path) -> Image.Image:
-    """Load a picture that a run stored, in RGB."""
+def read_image(path: Path) -> Image.Image:
+    """Load an image that a run stored, in RGB."""
     with storage_errors("read", path):
         try:
-            return open_rgb(path, formats=_PICTURE_FORMATS)
+            return open_rgb(path, formats=_IMAGE_FORMATS)
         except ImageError as error:
             raise StorageError(f"image {path} {error}") from error
 

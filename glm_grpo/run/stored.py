@@ -32,7 +32,7 @@ _IDENTITY = ("step", "prompt_id", "prompt", "sample", "image")
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """Scored pictures in stored order: P groups of G pictures, each from one step and prompt.
+    """Scored images in stored order: P groups of G images, each from one step and prompt.
 
     Attributes:
         steps: Step of each group, in ascending order.
@@ -76,7 +76,7 @@ class StoredRollouts:
     """All rollouts of a run.
 
     Attributes:
-        groups: Pictures and raw scores.
+        groups: Images and raw scores.
         penalty: KL to the reference that was subtracted from the reward, in reward units.
         totals: Weighted rewards before the penalty; NaN for images left out of their group.
         advantages: Advantages of images, which the policy was trained on with credit by image.
@@ -93,10 +93,10 @@ class StoredEvaluation:
     """One evaluation of the held-out prompts.
 
     Attributes:
-        groups: Pictures and raw scores, one group per prompt.
+        groups: Images and raw scores, one group per prompt.
         texts: The texts that each prompt asks for.
         targets: Path of each prompt's target image relative to the run folder, or None.
-        sources: Paths of each prompt's source pictures; empty for text-to-image.
+        sources: Paths of each prompt's source images; empty for text-to-image.
     """
 
     step: int

@@ -45,14 +45,14 @@ RAW = "raw/"
 """Prefix of score columns, one per term: null if a term does not apply, NaN if it refused an image.
 The total of an image that a term with a weight refused is NaN."""
 NOTE = "note/"
-"""Prefix of note columns, one per term with notes; null if it has none for a picture."""
+"""Prefix of note columns, one per term with notes; null if it has none for an image."""
 CREDIT = "credit"
-"""Column of what each place of a picture earned more than its group; only with credit by place."""
+"""Column of what each place of an image earned more than its group; only with credit by place."""
 PIECES = "pieces/"
 """Prefix of columns of pieces of the score, one per term that has them; only with credit by place.
 Null if a term does not apply."""
 SOURCES = "sources"
-"""Column of the source pictures' paths; only editing runs have it."""
+"""Column of the source images' paths; only editing runs have it."""
 
 _IMAGES = "images"
 
@@ -287,6 +287,6 @@ def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) ->
     return [*named, *(name for name in stored if prefixes and name.startswith(prefixes))]
 
 
-def picture_name(stored: str) -> str:
-    """Path of a stored picture relative to `images/`."""
+def image_name(stored: str) -> str:
+    """Path of a stored image relative to `images/`."""
     return str(PurePosixPath(stored).relative_to(_IMAGES))

@@ -36,19 +36,19 @@ from rewards.types import Prompt, RewardTable
 MAX_PROMPTS = 16
 """Number of prompts shown: the first ones, the same in every evaluation of a run."""
 MAX_SAMPLES = 4
-"""Number of pictures shown per prompt, in addition to its target."""
+"""Number of images shown per prompt, in addition to its target."""
 MAX_GROUPS = 4
 """Number of groups shown of each step: the first ones."""
 MAX_SIDE = 256
-"""Pixels; larger pictures are scaled down to this longer side."""
+"""Pixels; larger images are scaled down to this longer side."""
 
 PROJECT_NAME = "glm-grpo"
 """Project (or experiment) for the run; environment variables may name another."""
 
 _GAP = 4
-"""Pixels of white space between the pictures of a strip."""
-_PICTURES = ("source", "target", "image")
-"""Columns of a `PictureTable` that hold pictures."""
+"""Pixels of white space between the images of a strip."""
+_IMAGE_COLUMNS = ("source", "target", "image")
+"""Columns of an `ImageTable` that hold images."""
 
 Cell = Image.Image | str | float | int | None
 Distributions = Mapping[str, Float32[numpy.ndarray, " PG"]]
@@ -57,12 +57,12 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PictureTable:
+class ImageTable:
     """What a tracker shows of one evaluation, or of the groups of one step.
 
     Attributes:
         name: `evaluation` or `rollout`.
-        rows: A row per picture, prompt by prompt, with cells by column: `prompt_id`, `prompt`,
+        rows: A row per image, prompt by prompt, with cells by column: `prompt_id`, `prompt`,
             `sample`, `source` (all sources side by side), `target`, `image`, `total`, for a step
             `advantage`, the terms, and `<term> note`. Missing values are None; a column without any
             value is left out.
@@ -75,25 +75,25 @@ class PictureTable:
     strips: Mapping[str, Image.Image]
 
 
-def tabulate(evaluation: Evaluation) -> PictureTable:
-    """Tabulate the first `MAX_PROMPTS` prompts with their first `MAX_SAMPLES` pictures."""
+def tabulate(evaluation: Evaluation) -> ImageTable:
+    """Tabulate the first `MAX_PROMPTS` prompts with their first `MAX_SAMPLES` images."""
     prompts = evaluation.prompts[:MAX_PROMPTS]
     pixels = evaluation.images.pixels[:MAX_PROMPTS, :MAX_SAMPLES]
     return _tabulate(
         "evaluation",
         {prompt.prompt_id: prompt for prompt in prompts},
-        [[(sample, _picture(each)) for sample, each in enumerate(group)] for group in pixels],
+        [[(sample, _to_image(each)) for sample, each in enumerate(group)] for group in pixels],
         evaluation.rewards,
         {"total": evaluation.totals},
     )
 
 
-def tabulate_step(experience: Experience, pictures: Sequence[bytes]) -> PictureTable:
-    """Tabulate the first `MAX_GROUPS` groups, each with its best and worst pictures, best first.
+def tabulate_step(experience: Experience, png_files: Sequence[bytes]) -> ImageTable:
+    """Tabulate the first `MAX_GROUPS` groups, each with its best and worst images, best first.
 
     Args:
         experience: Experience of the step; its pixels are not read.
-        pictures: Its images as PNG files, group by group.
+        png_files: Its images as PNG files, group by group.
     """
     shown = []
     size = experience.prompts.group_size
@@ -102,7 +102,7 @@ def tabulate_step(experience: Experience, pictures: Sequence[bytes]) -> PictureT
         order = totals.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True).tolist()
         if size > MAX_SAMPLES:
             order = order[: MAX_SAMPLES // 2] + order[-MAX_SAMPLES // 2 :]
-        files = ((sample, pictures[group * size + sample]) for sample in order)
+        files = ((sample, png_files[group * size + sample]) for sample in order)
         shown.append([(sample, _shrink(open_rgb(file))) for sample, file in files])
     prompts = experience.prompts.prompts[:MAX_GROUPS]
     return _tabulate(
@@ -120,13 +120,13 @@ def _tabulate(
     shown: Sequence[Sequence[tuple[int, Image.Image]]],
     scores: RewardTable,
     figures: Mapping[str, Float32[Tensor, "P G"]],
-) -> PictureTable:
-    """Tabulate `shown`, samples with their pictures, of prompts by the name of their strip."""
+) -> ImageTable:
+    """Tabulate `shown`, samples with their images, of prompts by the name of their strip."""
     rows: list[dict[str, Cell]] = []
     strips = {}
     for index, (strip, prompt) in enumerate(prompts.items()):
-        sources = [_picture(source) for source in prompt.sources]
-        target = None if prompt.target is None else _picture(prompt.target)
+        sources = [_to_image(source) for source in prompt.sources]
+        target = None if prompt.target is None else _to_image(prompt.target)
         images = [image for _, image in shown[index]]
         strips[strip] = _join([*sources, *filter(None, [target]), *images])
         source = _join(sources) if sources else None
@@ -143,7 +143,7 @@ def _tabulate(
                     "image": image,
                     **{key: _rounded(each[index, sample].item()) for key, each in figures.items()},
                     **{term: _rounded(score) if on else None for term, score, on in raw},
-                    # A term that does not apply to the prompt has no notes on its pictures.
+                    # A term that does not apply to the prompt has no notes on its images.
                     **{
                         f"{term} note": groups[index][sample] if groups[index] else None
                         for term, groups in scores.notes.items()
@@ -151,7 +151,7 @@ def _tabulate(
                 }
             )
     used = [column for column in rows[0] if any(row[column] is not None for row in rows)]
-    return PictureTable(name, [{column: row[column] for column in used} for row in rows], strips)
+    return ImageTable(name, [{column: row[column] for column in used} for row in rows], strips)
 
 
 def _rounded(value: float) -> float | None:
@@ -159,9 +159,9 @@ def _rounded(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 6)
 
 
-def to_markdown(table: PictureTable) -> str:
-    """Format the table without its pictures."""
-    rows = [{key: row[key] for key in row if key not in _PICTURES} for row in table.rows]
+def to_markdown(table: ImageTable) -> str:
+    """Format the table without its images."""
+    rows = [{key: row[key] for key in row if key not in _IMAGE_COLUMNS} for row in table.rows]
     lines = [[*rows[0]], ["---"] * len(rows[0])]
     lines += [[_to_text(cell) for cell in row.values()] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -174,7 +174,7 @@ def _to_text(cell: Cell) -> str:
     return "" if cell is None else " ".join(str(cell).split()).replace("|", "\\|")
 
 
-def _picture(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
+def _to_image(pixels: UInt8[Tensor, "3 H W"]) -> Image.Image:
     return _shrink(Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()))
 
 
@@ -183,13 +183,13 @@ def _shrink(image: Image.Image) -> Image.Image:
     return image
 
 
-def _join(pictures: Sequence[Image.Image]) -> Image.Image:
-    width = sum(picture.width for picture in pictures) + _GAP * (len(pictures) - 1)
-    strip = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+def _join(images: Sequence[Image.Image]) -> Image.Image:
+    width = sum(image.width for image in images) + _GAP * (len(images) - 1)
+    strip = Image.new("RGB", (width, max(image.height for image in images)), "white")
     left = 0
-    for picture in pictures:
-        strip.paste(picture, (left, 0))
-        left += picture.width + _GAP
+    for image in images:
+        strip.paste(image, (left, 0))
+        left += image.width + _GAP
     return strip
 
 
@@ -239,23 +239,23 @@ class Trackers:
         self._for_each(lambda tracker: tracker.log(finite, step=step))
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
-        """Show evaluation prompts with pictures, scores and notes in TensorBoard and W&B."""
+        """Show evaluation prompts with images, scores and notes in TensorBoard and W&B."""
         if self._names:
             self._show(tabulate(evaluation), {}, evaluation.step)
 
-    def log_groups(self, experience: Experience, pictures: Sequence[bytes], step: int) -> None:
+    def log_groups(self, experience: Experience, png_files: Sequence[bytes], step: int) -> None:
         """Show groups of a step, and the distribution of its rewards and advantages.
 
         Args:
             experience: Experience of the step; its pixels are not read.
-            pictures: Its images as PNG files, group by group.
+            png_files: Its images as PNG files, group by group.
         """
         values = {
             "rollout/reward": experience.totals[~experience.totals.isnan()].cpu().numpy(),
             "rollout/advantage": experience.advantages.flatten().cpu().numpy(),
         }
         if self._names:
-            self._show(tabulate_step(experience, pictures), values, step)
+            self._show(tabulate_step(experience, png_files), values, step)
 
     def close(self) -> None:
         """Finish the uploads and files of every tracker."""
@@ -265,7 +265,7 @@ class Trackers:
             self._for_each(lambda tracker: tracker.finish())
             self._started = {}
 
-    def _show(self, table: PictureTable, values: Distributions, step: int) -> None:
+    def _show(self, table: ImageTable, values: Distributions, step: int) -> None:
         def show(tracker: GeneralTracker) -> None:
             if isinstance(tracker, _TensorBoard | _WandB):
                 tracker.show(table, values, step)
@@ -320,7 +320,7 @@ class Trackers:
         # Arguments would override the environment variables that users set.
         free = {key: value for key, (name, value) in options.items() if name not in os.environ}
         if "WANDB_DATA_DIR" not in os.environ:
-            # Pictures of tables wait there until they are uploaded, which may be on another day.
+            # Images of tables wait there until they are uploaded, which may be on another day.
             os.environ["WANDB_DATA_DIR"] = str(folder.path / "wandb/data")
             self._ending.callback(os.environ.pop, "WANDB_DATA_DIR")
         tracker = _WandB(os.environ.get("WANDB_PROJECT", PROJECT_NAME), **free)
@@ -362,7 +362,7 @@ class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
         with self._writing():
             super().log(values, step=step, **kwargs)
 
-    def show(self, table: PictureTable, values: Distributions, step: int) -> None:
+    def show(self, table: ImageTable, values: Distributions, step: int) -> None:
         with self._writing():
             for name, strip in table.strips.items():
                 pixels = numpy.asarray(strip)
@@ -385,7 +385,7 @@ class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]
 
 
 class _WandB(WandBTracker):  # type: ignore[misc]
-    def show(self, table: PictureTable, values: Distributions, step: int) -> None:
+    def show(self, table: ImageTable, values: Distributions, step: int) -> None:
         wandb = importlib.import_module("wandb")
         rows = [
             [wandb.Image(cell) if isinstance(cell, Image.Image) else cell for cell in row.values()]

@@ -1,4 +1,4 @@
-"""Write metrics, tables and pictures into the run folder; every write is atomic.
+"""Write metrics, tables and images into the run folder; every write is atomic.
 
 `glm_grpo.training.records` decides what is written when; `glm_grpo.run.tables` reads it back.
 """
@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from glm_grpo.run.columns import Columns, PicturePaths, evaluation_columns, rollout_columns
+from glm_grpo.run.columns import Columns, ImagePaths, evaluation_columns, rollout_columns
 from glm_grpo.run.folder import (
     RunFolder,
     append_line,
@@ -37,7 +37,7 @@ from rewards.weighting import Mode
 _PNG_COMPRESSION = 1
 """Fastest level; lossless like all levels."""
 _ENCODERS = 8
-"""Threads that encode pictures; each takes 0.1 s for 1024 x 1024 pixels."""
+"""Threads that encode images; each takes 0.1 s for 1024 x 1024 pixels."""
 
 
 def append_metrics(folder: RunFolder, step: int, metrics: Mapping[str, float]) -> None:
@@ -52,22 +52,22 @@ def append_metrics(folder: RunFolder, step: int, metrics: Mapping[str, float]) -
 def write_rollout(
     folder: RunFolder,
     experience: Experience,
-    pictures: Sequence[bytes],
+    png_files: Sequence[bytes],
     step: int,
     *,
     combine: Mode,
 ) -> None:
-    """Write the table and pictures of what was sampled, scored and trained on in `step`.
+    """Write the table and images of what was sampled, scored and trained on in `step`.
 
     Args:
         experience: With one advantage per image; its pixels are not read.
-        pictures: Its images as PNG files, see `encode`.
+        png_files: Its images as PNG files, see `encode`.
         combine: How terms are combined into totals; stored with the weights, so that the totals can
             be recomputed.
     """
     prompts = experience.prompts.prompts
-    paths = PicturePaths(
-        _write_images(folder, folder.image_dir(step), prompts, pictures),
+    paths = ImagePaths(
+        _write_images(folder, folder.image_dir(step), prompts, png_files),
         _write_targets(folder, folder.train_targets_dir, prompts),
         _write_sources(folder, folder.train_sources_dir, prompts),
     )
@@ -76,10 +76,10 @@ def write_rollout(
 
 
 def write_evaluation(folder: RunFolder, evaluation: Evaluation, *, combine: Mode) -> None:
-    """Write the table and pictures of an evaluation; `combine` and errors as in `write_rollout`."""
-    prompts, pictures = evaluation.prompts, encode(evaluation.images)
-    paths = PicturePaths(
-        _write_images(folder, folder.evaluation_image_dir(evaluation.step), prompts, pictures),
+    """Write the table and images of an evaluation; `combine` and errors as in `write_rollout`."""
+    prompts, png_files = evaluation.prompts, encode(evaluation.images)
+    paths = ImagePaths(
+        _write_images(folder, folder.evaluation_image_dir(evaluation.step), prompts, png_files),
         _write_targets(folder, folder.targets_dir, prompts),
         _write_sources(folder, folder.sources_dir, prompts),
     )
@@ -111,31 +111,31 @@ def truncate_after(folder: RunFolder, step: int) -> None:
 
 
 def encode(images: ImageBatch) -> list[bytes]:
-    """Encode the pictures as PNG files, prompt by prompt."""
+    """Encode the images as PNG files, prompt by prompt."""
     # Compression releases the interpreter lock.
     with ThreadPoolExecutor(_ENCODERS) as encoders:
         return list(encoders.map(_png, images.pixels.cpu().flatten(0, 1)))
 
 
-def store_failure(folder: RunFolder, pictures: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
-    """Store pictures that could not be scored, and return their folder."""
+def store_failure(folder: RunFolder, images: UInt8[Tensor, "G 3 H W"], step: int) -> Path:
+    """Store images that could not be scored, and return their folder."""
     directory = folder.failure_dir(step)
-    for sample, pixels in enumerate(pictures.cpu()):
+    for sample, pixels in enumerate(images.cpu()):
         write_atomically(directory / f"{sample}.png", _png(pixels))
     return directory
 
 
 def _write_images(
-    folder: RunFolder, directory: Path, prompts: Sequence[Prompt], pictures: Sequence[bytes]
+    folder: RunFolder, directory: Path, prompts: Sequence[Prompt], png_files: Sequence[bytes]
 ) -> list[str]:
-    size = len(pictures) // len(prompts)
+    size = len(png_files) // len(prompts)
     names = [
         f"{safe_name(prompt.prompt_id)}-{sample}.png"
         for prompt in prompts
         for sample in range(size)
     ]
     with atomic_directory(directory) as temporary:
-        for name, content in zip(names, pictures, strict=True):
+        for name, content in zip(names, png_files, strict=True):
             (temporary / name).write_bytes(content)
     return [_relative(folder, directory / name) for name in names]
 
@@ -164,7 +164,7 @@ def _write_sources(
 
 
 def _write_once(folder: RunFolder, path: Path, pixels: UInt8[Tensor, "3 H W"]) -> str:
-    """Write a picture that prompts came with if it is missing."""
+    """Write an image that prompts came with if it is missing."""
     if not path.exists():
         write_atomically(path, _png(pixels))
     return _relative(folder, path)

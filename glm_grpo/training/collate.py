@@ -59,7 +59,7 @@ def _join_trained(parts: Sequence[Experience]) -> Int64[Tensor, " K"]:
 
 
 def join_images(parts: Sequence[ImageBatch]) -> ImageBatch:
-    """Join pictures in prompt order."""
+    """Join images in prompt order."""
     return ImageBatch(
         pixels=torch.cat([part.pixels for part in parts]),
         decode_seeds=tuple(seed for part in parts for seed in part.decode_seeds),

@@ -25,7 +25,7 @@ def encode_sources(
     *,
     is_evaluation: bool = False,
 ) -> PromptBatch:
-    """Encode the source pictures of a batch as tokens; a batch without any is returned unchanged.
+    """Encode the source images of a batch as tokens; a batch without any is returned unchanged.
 
     Raises:
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.

@@ -1,7 +1,7 @@
 """Run steps; evaluate, save and stop when it is time.
 
 Each step samples G token grids for each of P prompts, decodes them with the frozen decoder, scores
-the pictures, turns scores into advantages inside each group, and makes clipped, KL-regularised
+the images, turns scores into advantages inside each group, and makes clipped, KL-regularised
 updates of the policy, `minibatches` of them in each of `epochs_per_rollout` passes: `TrainingStep`
 in `step.py`. The first half, up to the advantages, is `collect` in `collect.py`; the second is
 `update_policy` in `glm_grpo.grpo.update`.

@@ -33,7 +33,7 @@ MemoryPhase = Literal[
 """Phases with their own remedies; `records` is everything between the others."""
 
 _OFFLOAD = ("offload=modules", "offload=modules_and_optimizer")
-_PICTURES = ("rollout.height", "rollout.width")
+_IMAGE_SIZE = ("rollout.height", "rollout.width")
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class _Remedy:
 
 _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
     "loading": _Remedy(_OFFLOAD, ("model.dtype=bfloat16",)),
-    "sources": _Remedy(_OFFLOAD, _PICTURES),
+    "sources": _Remedy(_OFFLOAD, _IMAGE_SIZE),
     "rollout": _Remedy(
         ("rollout.batch_size", *_OFFLOAD),
-        ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES),
+        ("rollout.prompts_per_step", "rollout.group_size", *_IMAGE_SIZE),
     ),
-    "decode": _Remedy(("decode.batch_size", *_OFFLOAD), ("rollout.group_size", *_PICTURES)),
+    "decode": _Remedy(("decode.batch_size", *_OFFLOAD), ("rollout.group_size", *_IMAGE_SIZE)),
     "reward": _Remedy(
-        ("offload=modules", "reward.overlap=false"), ("rollout.group_size", *_PICTURES)
+        ("offload=modules", "reward.overlap=false"), ("rollout.group_size", *_IMAGE_SIZE)
     ),
     "update": _Remedy(
         (
@@ -66,13 +66,13 @@ _REMEDIES: Mapping[MemoryPhase, _Remedy] = {
             "model.gradient_checkpointing=true",
             "offload=modules_and_optimizer",
         ),
-        ("'model.adapter={rank: 32, alpha: 64.0}'", *_PICTURES),
+        ("'model.adapter={rank: 32, alpha: 64.0}'", *_IMAGE_SIZE),
     ),
     "evaluation": _Remedy(
         ("rollout.batch_size", "decode.batch_size", *_OFFLOAD),
-        ("eval.samples_per_prompt", "rollout.prompts_per_step", *_PICTURES),
+        ("eval.samples_per_prompt", "rollout.prompts_per_step", *_IMAGE_SIZE),
     ),
-    "records": _Remedy((), ("rollout.prompts_per_step", "rollout.group_size", *_PICTURES)),
+    "records": _Remedy((), ("rollout.prompts_per_step", "rollout.group_size", *_IMAGE_SIZE)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Write what a run records into its folder: metrics, tables, pictures, canaries and the gallery.
+"""Write what a run records into its folder: metrics, tables, images, canaries and the gallery.
 
 Only the main process writes; every process makes the same calls and gets the same answers. A thread
 writes the files of a step while the next step runs; at most one step is pending.
@@ -67,12 +67,12 @@ class StepPart:
 
     Attributes:
         experience: Experience without its pixels.
-        pictures: Its images as PNG files, prompt by prompt.
+        png_files: Its images as PNG files, prompt by prompt.
         measures: Result of `measure_images` for them.
     """
 
     experience: Experience
-    pictures: list[bytes]
+    png_files: list[bytes]
     measures: dict[str, Float64[Tensor, " P"]]
 
 
@@ -170,7 +170,7 @@ class Records:
         return self._processes.on_main(look)
 
     def prepare(self, experience: Experience) -> Future[StepPart]:
-        """Start measuring and encoding the pictures of a step while the policy learns from it."""
+        """Start measuring and encoding the images of a step while the policy learns from it."""
 
         def make() -> StepPart:
             prompts, images = experience.prompts.prompts, experience.images
@@ -202,7 +202,7 @@ class Records:
             self._wait()
             waited = time.perf_counter() - begun
             whole = _join_step(parts)
-            experience, pictures = whole.experience, whole.pictures
+            experience, png_files = whole.experience, whole.png_files
             _warn_of_refusals(experience, step)
             reading = self._monitor.measure(step, experience, whole.measures)
             metrics = step_metrics(experience, updates, seconds, peak, combine=self._combine)
@@ -214,10 +214,10 @@ class Records:
             # Files and trackers have one advantage per image.
             advantages = image_advantages(experience.returns(), self._advantage)
             stored = replace(experience, advantages=advantages[..., None])
-            self._trackers.log_groups(stored, pictures, step)
+            self._trackers.log_groups(stored, png_files, step)
 
             def write() -> None:
-                write_rollout(self.folder, stored, pictures, step, combine=self._combine)
+                write_rollout(self.folder, stored, png_files, step, combine=self._combine)
                 append_metrics(self.folder, step, metrics)
 
             self._write_later(write)
@@ -352,7 +352,7 @@ class Records:
 def _join_step(parts: Sequence[StepPart]) -> StepPart:
     return StepPart(
         join_experiences([each.experience for each in parts]),
-        [picture for each in parts for picture in each.pictures],
+        [png_file for each in parts for png_file in each.png_files],
         {name: torch.cat([each.measures[name] for each in parts]) for name in parts[0].measures},
     )
 

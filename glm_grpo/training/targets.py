@@ -29,7 +29,7 @@ def tokenize_targets(
     Prompts without a target are skipped.
 
     Args:
-        batch: Batch whose source pictures, if any, are encoded.
+        batch: Batch whose source images, if any, are encoded.
         weight: Weight of the SFT term in the loss.
         preview: How to get preview tokens, as in `sft.preview`.
         clock: Records the time as phase `sources`.

@@ -1,7 +1,7 @@
 """Every benchmark at its smallest size: it runs, and its figures make sense.
 
 Whether ours and theirs compute the same is checked by the benchmarks themselves, which raise where
-pictures, scores, advantages, losses or gradients differ by more than rounding.
+images, scores, advantages, losses or gradients differ by more than rounding.
 """
 
 from __future__ import annotations

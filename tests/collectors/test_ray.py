@@ -216,12 +216,12 @@ def test_age_0_equals_a_synchronous_run_to_the_last_figure(
     assert [row["async/policy_age"] for row in collected.run.rows()[1:]] == [0, 0, 0]
 
 
-def test_a_term_that_fails_in_a_collector_stops_the_run_with_its_pictures(collected: Seen) -> None:
+def test_a_term_that_fails_in_a_collector_stops_the_run_with_its_images(collected: Seen) -> None:
     assert "RewardError: term own, prompt " in collected.run.log
     assert "ConnectionError: the scorer is gone" in collected.run.log
     assert "Traceback" not in collected.run.log
-    pictures = (collected.run.path / "failures" / "step-000004").glob("*.png")
-    assert len(list(pictures)) == 2
+    images = (collected.run.path / "failures" / "step-000004").glob("*.png")
+    assert len(list(images)) == 2
 
 
 def test_collectors_listen_to_this_machine_alone(collected: Seen) -> None:

@@ -352,11 +352,11 @@ def failing(step: int, error: Exception) -> Callable[[int, Order], Event | None]
     return fate
 
 
-def test_an_error_is_raised_where_its_step_is_taken_with_its_pictures(
+def test_an_error_is_raised_where_its_step_is_taken_with_its_images(
     run: Callable[..., Run],
 ) -> None:
-    pictures = torch.zeros(2, 3, 1, 1, dtype=torch.uint8)
-    error = RewardError("term only, prompt prompt-1: gone", images=pictures)
+    images = torch.zeros(2, 3, 1, 1, dtype=torch.uint8)
+    error = RewardError("term only, prompt prompt-1: gone", images=images)
     it = run(fate=failing(2, error))
 
     # The step before it is trained on, though the error is known by then.
@@ -365,7 +365,7 @@ def test_an_error_is_raised_where_its_step_is_taken_with_its_pictures(
         it.learn(2)
 
     assert caught.value is error
-    assert caught.value.images is pictures
+    assert caught.value.images is images
 
 
 def test_a_collector_that_cannot_be_set_up_stops_the_run(run: Callable[..., Run]) -> None:

@@ -65,7 +65,7 @@ def small(small_preview, load_pipeline, check_model, monkeypatch):
 
 @pytest.fixture
 def half_size(monkeypatch):
-    """Makes the embedded world's pictures 64 pixels wide: a quarter of the tokens and pixels."""
+    """Makes the embedded world's images 64 pixels wide: a quarter of the tokens and pixels."""
     draw_sign = world.draw_sign
     small = functools.partial(tiny_prompts.WorldPrompts, height=64, width=64)
     monkeypatch.setattr(tiny_prompts, "WorldPrompts", small)

@@ -55,8 +55,8 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"metrics": comparable_metrics(run_dir)}
     for table in (*folder.rollouts_dir.iterdir(), *folder.evaluations_dir.iterdir()):
         record[f"{table.parent.name}/{table.name}"] = read_table(table).to_pylist()
-    for picture in folder.images_dir.rglob("*.png"):
-        record[str(picture.relative_to(run_dir))] = hashlib.sha256(picture.read_bytes()).hexdigest()
+    for image in folder.images_dir.rglob("*.png"):
+        record[str(image.relative_to(run_dir))] = hashlib.sha256(image.read_bytes()).hexdigest()
     for path in folder.checkpoints_dir.iterdir():
         checkpoint = load_checkpoint(path)
         record[path.name] = checkpoint.metadata

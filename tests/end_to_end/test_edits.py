@@ -1,4 +1,4 @@
-"""A run on prompts with source pictures."""
+"""A run on prompts with source images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rewards.weighting import combine
 from tests.end_to_end.conftest import CONFIG_DIR, SMALL
 
 SIDE = 64
-"""Of the pictures of a run, pixels."""
+"""Of the images of a run, pixels."""
 
 SETTINGS = (
     "data.sources=1",
@@ -117,7 +117,7 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
 
     first = read_table(folder.evaluation_path(2))["prompt_id"][0].as_py()
     save(
-        other.picture(f"images/sources/{first}-0.png"),
+        other.image_path(f"images/sources/{first}-0.png"),
         torch.zeros(3, SIDE, SIDE, dtype=torch.uint8),
     )
     with pytest.raises(ConfigError, match="is not the same image as"):

@@ -16,9 +16,9 @@ from tests.factories import Brightness
 
 
 class Failing(Brightness):
-    """Brightness, but for the last prompt of step 2: of its pictures only the first is scored.
+    """Brightness, but for the last prompt of step 2: of its images only the first is scored.
 
-    Id and pictures of that prompt are kept in `refused`.
+    Id and images of that prompt are kept in `refused`.
     """
 
     refused = last = None
@@ -36,15 +36,15 @@ class Failing(Brightness):
     def score(self, prompts, pixels):
         if prompts[0].prompt_id == self.last:
             self.refused = self.refused or (self.last, pixels)
-            # A group that fails is scored picture by picture.
+            # A group that fails is scored image by image.
             if (pixels == self.refused[1][1]).all(dim=(1, 2, 3)).any():
                 raise ConnectionError("the scorer is gone")
         return super().score(prompts, pixels)
 
 
-def test_a_term_that_fails_leaves_a_checkpoint_and_its_pictures(make_trainer):
+def test_a_term_that_fails_leaves_a_checkpoint_and_its_images(make_trainer):
     term = Failing()
-    # The pictures of a group differ.
+    # The images of a group differ.
     small = ("rollout.group_size=2", "rollout.temperature=10", "train.steps=4")
     trainer, _, run_dir = make_trainer(*small, term=term)
     term.watch(trainer.step)
@@ -60,7 +60,7 @@ def test_a_term_that_fails_leaves_a_checkpoint_and_its_pictures(make_trainer):
     assert "ConnectionError: the scorer is gone" in message
     assert message.endswith(f". The images are in {place}")
     stored = [np.asarray(Image.open(path)).tolist() for path in sorted(place.glob("*.png"))]
-    assert stored == [picture.permute(1, 2, 0).tolist() for picture in pixels]
+    assert stored == [image.permute(1, 2, 0).tolist() for image in pixels]
     assert load_checkpoint(newest_checkpoint(folder)).step == 1
     assert [row["step"] for row in read_metrics(folder)] == [0, 1]
     assert folder.gallery_path.is_file()

@@ -15,7 +15,7 @@ from tests.end_to_end.runs import read_record
 from tests.janus_miniature import write_folder
 
 COLOURS = ("red", "green", "blue")
-"""Of target pictures, and named in prompts."""
+"""Of target images, and named in prompts."""
 
 SMALL = (
     *("rollout.height=32", "rollout.width=32", "rollout.prompts_per_step=3"),
@@ -87,7 +87,7 @@ def test_images_sampled_in_parts_are_those_sampled_at_once(settings):
         assert own == pytest.approx(other, abs=1e-4)
 
 
-def test_target_pictures_are_learned(settings, tmp_path):
+def test_target_images_are_learned(settings, tmp_path):
     rows = []
     for number, colour in enumerate(COLOURS):
         level = [255 * (place == number) for place in range(3)]

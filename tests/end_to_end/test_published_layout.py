@@ -47,18 +47,18 @@ def prompts(request, tmp_path):
     """Two prompts of unequal length, which the tokenizer pads with image-end tokens."""
     Image.effect_noise((128, 128), 60).convert("RGB").save(tmp_path / "before.png")
     Image.effect_noise((128, 128), 90).convert("RGB").save(tmp_path / "after.png")
-    pictures = {"target": "after.png"}
+    images = {"target": "after.png"}
     if request.param == "edit_":
-        pictures["source"] = "before.png"
+        images["source"] = "before.png"
     captions = ('a "KITE"', 'a rather longer prompt, with the word "MOON" in it')
-    rows = [json.dumps({"prompt": caption, **pictures}) for caption in captions]
+    rows = [json.dumps({"prompt": caption, **images}) for caption in captions]
     (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
     config = f"glm_image_{request.param}80gb"
     data = tmp_path / "prompts.jsonl"
     return ("--config-name", config, f"data.path={data}", f"data.eval_path={data}")
 
 
-@pytest.mark.parametrize("prompts", ["", "edit_"], ids=["pictures", "edits"], indirect=True)
+@pytest.mark.parametrize("prompts", ["", "edit_"], ids=["images", "edits"], indirect=True)
 def test_published_layout_is_checked_trained_and_exported(model, prompts, programs, tmp_path):
     run = tmp_path / "run"
     settings = (*prompts, f"model.path={model}", *SMALL)

@@ -163,13 +163,13 @@ def test_score_images_weighs_only_what_applies(tmp_path):
 
     assert scores.ocr.isna().tolist() == [True, False, False]
     assert scores.ssim.isna().tolist() == [True, False, True]
-    # Of a picture that nothing applies to there is no total; a term that does not apply leaves its
+    # Of an image that nothing applies to there is no total; a term that does not apply leaves its
     # weight to the others.
     assert scores.total.isna().tolist() == [True, False, False]
     assert scores.total.tolist()[1:] == pytest.approx([0.4, 0.0])
 
 
-def test_a_picture_in_memory_scores_as_its_file_does(tmp_path):
+def test_a_image_in_memory_scores_as_its_file_does(tmp_path):
     rgba = Image.new("RGBA", (64, 32), (255, 255, 255, 0))
     rgba.paste((0, 0, 0, 255), (0, 0, 32, 32))
     rgba.save(tmp_path / "clear.png")

@@ -121,7 +121,7 @@ def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, tmp_path):
     table = read_table(folder.evaluation_path(1))
     assert set(table["prompt"].to_pylist()) == {other.read_text().strip()}
     assert folder.gallery_path.is_file()
-    assert folder.picture(table["image"][0].as_py()).is_file()
+    assert folder.image_path(table["image"][0].as_py()).is_file()
 
 
 def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, capsys):

@@ -181,7 +181,7 @@ def batch():
 
 
 def experience_of(batch: PromptBatch, rollout: Rollout) -> Experience:
-    """An experience around a rollout; pictures and scores are of no account."""
+    """An experience around a rollout; images and scores are of no account."""
     shape = (len(batch.prompts), batch.group_size)
     return Experience(
         prompts=batch,

@@ -46,7 +46,7 @@ def test_a_step_makes_room_before_it_brings_in(offload, moves):
     ]
 
 
-def test_vision_tower_is_there_while_source_pictures_are_read(offload, moves):
+def test_vision_tower_is_there_while_source_images_are_read(offload, moves):
     for phase in ("sources", "rollout"):
         with offload.phase(phase):
             moves.append(phase)

@@ -137,7 +137,7 @@ def test_numbers_outside_float16_are_explained(load_policy, batch):
             policy.sample(batch)
 
 
-def test_picture_outside_float16_is_explained(load_policy, batch):
+def test_image_outside_float16_is_explained(load_policy, batch):
     policy = load_policy(torch.float16)
     with torch.no_grad():
         for weight in policy.source_modules()[0].parameters():

@@ -37,7 +37,7 @@ class SimplePlanner(Planner):
             self._item("state", 2 * trained, state_phases if is_moving else PHASES),
             self._item("gradients", trained, ("update",)),
             self._item("cache", 500 * batch.images, ("rollout",)),
-            self._item("pictures", 10_000 * drawn, ("decode",)),
+            self._item("images", 10_000 * drawn, ("decode",)),
             self._item(
                 "activations", kept * min(config.train.micro_batch_size, batch.images), ("update",)
             ),

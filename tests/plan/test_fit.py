@@ -175,7 +175,7 @@ def test_scorer_sizes_know_every_kind_of_term(kind):
 
 
 class MeanConfig(TermConfig):
-    """A kind of term in one file: mean brightness of a picture."""
+    """A kind of term in one file: mean brightness of an image."""
 
     compares_with = ("prompt",)
     kind: Literal["mean"]

@@ -14,7 +14,7 @@ from rewards.types import Prompt, RewardTable
 def build(*, prompts: int = 2, samples: int = 2, height: int = 4, width: int = 8) -> Evaluation:
     """The first prompt has a green target and text to be read, the others have neither.
 
-    Picture s of prompt p is grey, of value 10 p + s, and so are its scores, in hundredths.
+    Image s of prompt p is grey, of value 10 p + s, and so are its scores, in hundredths.
     """
     target = torch.tensor([0, 255, 0], dtype=torch.uint8)[:, None, None].expand(3, height, width)
     values = 10.0 * torch.arange(prompts)[:, None] + torch.arange(samples)
@@ -45,5 +45,5 @@ def build(*, prompts: int = 2, samples: int = 2, height: int = 4, width: int = 8
 
 @pytest.fixture(scope="session")
 def make_evaluation() -> Callable[..., Evaluation]:
-    """Builds an evaluation of so many prompts and samples, of pictures of so many pixels."""
+    """Builds an evaluation of so many prompts and samples, of images of so many pixels."""
     return build

@@ -14,7 +14,7 @@ from glm_grpo.run.trackers import (
 )
 
 
-def test_table_has_a_row_a_picture_and_leaves_empty_what_does_not_apply(make_evaluation) -> None:
+def test_table_has_a_row_a_image_and_leaves_empty_what_does_not_apply(make_evaluation) -> None:
     cells = tabulate(make_evaluation()).rows
 
     # No prompt has a source, so there is no column for it.
@@ -36,7 +36,7 @@ def test_table_has_a_row_a_picture_and_leaves_empty_what_does_not_apply(make_eva
 def test_strip_has_the_target_and_the_samples_side_by_side(make_evaluation) -> None:
     strip = tabulate(make_evaluation()).strips["sign"]
 
-    # Three pictures of 8 x 4 with 4 white columns after the first and the second.
+    # Three images of 8 x 4 with 4 white columns after the first and the second.
     assert strip.size == (32, 4)
     row = numpy.asarray(strip)[2]
     assert row[7].tolist() == [0, 255, 0]

@@ -14,7 +14,7 @@ from glm_grpo.run.folder import (
     RunFolder,
     append_line,
     atomic_directory,
-    read_picture,
+    read_image,
     remove,
     remove_leftovers,
     safe_name,
@@ -36,13 +36,13 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("content", [None, b"no picture"])
-def test_picture_that_is_missing_or_damaged_is_named(content: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, b"no image"])
+def test_image_that_is_missing_or_damaged_is_named(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "0.png"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(StorageError, match=r"0\.png"):
-        read_picture(path)
+        read_image(path)
 
 
 def test_run_folder_names_follow_the_documented_layout() -> None:

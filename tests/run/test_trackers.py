@@ -157,7 +157,7 @@ def test_tensorboard_shows_the_groups_of_a_step_and_how_their_rewards_are_spread
     (text,) = events.Tensors("rollout/table/text_summary")[0].tensor_proto.string_val
     lines = text.decode().splitlines()
     assert lines[0].startswith("| prompt_id | prompt | sample | total | advantage | clip | ocr |")
-    # The best picture first: totals 0 and 0.02.
+    # The best image first: totals 0 and 0.02.
     assert lines[2] == '| sign | a sign "CAT" | 1 | 0.020 | -0.090 | 0.010 | 0.010 | word 1 |'
     assert [strip.step for strip in events.Images("rollout/group 1")] == [1]
     (rewards,) = events.Histograms("rollout/reward")
@@ -259,7 +259,7 @@ def test_wandb_does_as_the_environment_says(
 
 
 class PlainTracker(GeneralTracker):  # type: ignore[misc]
-    """Of a user's own, registered with accelerate: takes metrics, knows no pictures."""
+    """Of a user's own, registered with accelerate: takes metrics, knows no images."""
 
     name = "plain"
     requires_logging_directory = False
@@ -309,7 +309,7 @@ def test_a_failing_tracker_warns_once_and_stops_nothing(
     assert reason in warning
 
 
-def test_other_trackers_get_metrics_and_no_pictures(
+def test_other_trackers_get_metrics_and_no_images(
     tmp_path: Path, make_evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "plain", PlainTracker)

@@ -40,8 +40,8 @@ HOSTILE = '<script>alert("x")</script>/../ 🙂'
 
 
 def store_rollout(path: Path, experience: Experience, step: int) -> None:
-    pictures = encode(experience.images)
-    write_rollout(RunFolder(path), experience, pictures, step, combine="weighted_sum")
+    images = encode(experience.images)
+    write_rollout(RunFolder(path), experience, images, step, combine="weighted_sum")
 
 
 def store_evaluation(path: Path, evaluation: Evaluation) -> None:
@@ -165,7 +165,7 @@ def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> 
     assert columns["pieces/lpips"] == [[stored, stored], [], None, None]
 
 
-def test_write_rollout_stores_pictures_without_loss(tmp_path: Path) -> None:
+def test_write_rollout_stores_images_without_loss(tmp_path: Path) -> None:
     experience = make_experience()
     store_rollout(tmp_path, experience, 10)
     paths = read_table(RunFolder(tmp_path).rollout_path(10))["image"].to_pylist()
@@ -262,12 +262,12 @@ def test_truncate_after_takes_a_folder_without_records(tmp_path: Path) -> None:
     assert all_files(tmp_path) == []
 
 
-def test_store_failure_keeps_the_pictures_of_one_prompt_without_loss(tmp_path: Path) -> None:
-    pictures = make_images().pixels[1]
-    place = store_failure(RunFolder(tmp_path), pictures, 3)
+def test_store_failure_keeps_the_images_of_one_prompt_without_loss(tmp_path: Path) -> None:
+    images = make_images().pixels[1]
+    place = store_failure(RunFolder(tmp_path), images, 3)
     assert place == tmp_path / "failures" / "step-000003"
     assert all_files(place) == ["0.png", "1.png"]
-    for sample, pixels in enumerate(pictures):
+    for sample, pixels in enumerate(images):
         stored = np.asarray(Image.open(place / f"{sample}.png"))
         assert stored.tolist() == pixels.permute(1, 2, 0).tolist()
     # A run that goes on keeps them.

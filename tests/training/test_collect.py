@@ -47,7 +47,7 @@ PROMPTS = (Prompt("dog", "a dog"), Prompt("cat", "a cat"))
 
 
 class SlowDecoder(NoDecoder):
-    """Draws grey pictures, 10 and 20, 30 and 40, and lets a test look between two prompts."""
+    """Draws grey images, 10 and 20, 30 and 40, and lets a test look between two prompts."""
 
     def __init__(self, events: list[str], pause: Callable[[], None]) -> None:
         self._events, self._pause = events, pause
@@ -123,7 +123,7 @@ def draw(
     return decode_and_score(models, batch, tokens, clock, meanwhile=meanwhile)
 
 
-def test_decode_and_score_returns_all_pictures_with_their_scores(events: list[str]) -> None:
+def test_decode_and_score_returns_all_images_with_their_scores(events: list[str]) -> None:
     images, table = draw(Brightness(events), events)
     assert images.pixels.shape == (2, 2, 3, 2, 2)
     assert images.pixels[:, :, 0, 0, 0].tolist() == [[10, 20], [30, 40]]
@@ -140,7 +140,7 @@ def test_decode_and_score_scores_a_prompt_while_the_next_is_drawn(events: list[s
     assert drawing[:3] == ["draw 0", "score dog", "draw 1"]
 
 
-def test_decode_and_score_scores_after_the_last_picture_where_nothing_may_overlap(
+def test_decode_and_score_scores_after_the_last_image_where_nothing_may_overlap(
     events: list[str],
 ) -> None:
     draw(Brightness(events), events, is_overlapping=False)
@@ -198,7 +198,7 @@ def test_decode_and_score_times_and_counts_drawing_and_waiting(events: list[str]
     clock = PhaseClock(watcher)
     draw(Brightness(events), events, clock=clock)
     assert watcher.phases == ["decode", "reward"]
-    # Two prompts are drawn, and one term scores the pictures of each.
+    # Two prompts are drawn, and one term scores the images of each.
     assert watcher.counts == [
         ("decode", 1, 2),
         ("decode", 2, 2),
@@ -250,7 +250,7 @@ class RoundCounter(NoPolicy):
 
 
 class FlatOrRising(NoDecoder):
-    """Pictures of grey 10 and 20, or twice 30, or 10 and 50, where the prompt says so."""
+    """Images of grey 10 and 20, or twice 30, or 10 and 50, where the prompt says so."""
 
     def decode_groups(
         self, batch: PromptBatch, token_ids: Int64[Tensor, "P G T"]
@@ -482,7 +482,7 @@ def test_collect_keeps_all_of_every_round() -> None:
 
 
 class Refusing(Brightness):
-    """Refuses pictures of some greys."""
+    """Refuses images of some greys."""
 
     def __init__(self, *levels: float) -> None:
         super().__init__([])

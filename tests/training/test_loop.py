@@ -236,7 +236,7 @@ def test_three_broken_steps_in_a_row_end_a_run_that_can_be_gone_on_with(make_run
     assert [row["optim/skipped_updates"] for row in run.rows()[1:]] == [0, 1, 1, 1, 0]
 
 
-def test_finite_scores_whose_sum_overflows_name_the_picture(make_run: Any) -> None:
+def test_finite_scores_whose_sum_overflows_name_the_image(make_run: Any) -> None:
     run = make_run(weight=2.0, change=lambda scores, *_: scores * 0 + 3e38)
     message = run.fail(RewardError)
     assert "prompt row 0, image 0 is inf" in message
@@ -250,8 +250,8 @@ def test_rollouts_are_decoded_with_their_own_steps_and_rechecked_in_full(make_ru
     run.trainer.run()
     found = [row["decode/rank_correlation/brightness"] for row in run.rows()[1:]]
     assert found == pytest.approx([-1.0, -1.0])
-    pictures = read_table(run.folder.evaluation_path(0))["raw/brightness"].to_pylist()
-    assert all(score < 0.95 for score in pictures)
+    images = read_table(run.folder.evaluation_path(0))["raw/brightness"].to_pylist()
+    assert all(score < 0.95 for score in images)
 
 
 def test_a_canary_outside_its_band_stops_and_saves_where_asked_to(
@@ -441,11 +441,11 @@ def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
     recorded: dict[int, list[tuple[int, bool]]] = {}
     write, save = records.write_rollout, saver.save_checkpoint
 
-    def write_late(folder: Any, experience: Any, pictures: Any, step: int, **options: Any) -> None:
+    def write_late(folder: Any, experience: Any, images: Any, step: int, **options: Any) -> None:
         if step == 2:
             # Were it written before step 3 began, nobody would set it.
             assert third.wait(60)
-        write(folder, experience, pictures, step, **options)
+        write(folder, experience, images, step, **options)
 
     def save_after_records(*arguments: Any, step: int, **options: Any) -> Any:
         recorded[step] = [(row["step"], "eval/total" in row) for row in run.rows()]

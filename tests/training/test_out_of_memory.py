@@ -53,8 +53,8 @@ def numbers_in(text):
 
 def test_where_nothing_is_said_of_bytes_none_are_named():
     with (
-        pytest.raises(MemoryLimitError, match="records phase: pictures") as caught,
-        out_of_memory_explained("records", "pictures"),
+        pytest.raises(MemoryLimitError, match="records phase: images") as caught,
+        out_of_memory_explained("records", "images"),
     ):
         raise MemoryError
     assert "GB" not in str(caught.value)
@@ -72,7 +72,7 @@ def test_what_was_explained_inside_goes_through():
 def test_other_errors_go_through_unchanged():
     with (
         pytest.raises(RuntimeError, match="mat1 and mat2") as caught,
-        out_of_memory_explained("decode", "pictures"),
+        out_of_memory_explained("decode", "images"),
     ):
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert type(caught.value) is RuntimeError

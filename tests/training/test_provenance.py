@@ -49,7 +49,7 @@ def score(prompts, images):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with prompts, pictures and the functions of a reward and a loss."""
+    """Working directory with prompts, images and the functions of a reward and a loss."""
     for name, colour in (("train", "red"), ("held", "blue")):
         Image.new("RGB", (32, 32), colour).save(tmp_path / f"{name}.png")
         rows = [f'{{"prompt": "a {n} \\"A\\"", "target": "{name}.png"}}' for n in range(2)]

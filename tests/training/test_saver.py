@@ -165,10 +165,10 @@ def test_memory_that_runs_out_while_saving_says_so(run):
     assert re.search("records phase.* step 7", _fail_in(run, 8))
 
 
-def test_pictures_a_term_refused_are_kept(run):
-    pictures = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+def test_images_a_term_refused_are_kept(run):
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     with pytest.raises(RewardError) as caught, run.saver.saved_on_failure(8):
-        raise RewardError("unreadable", images=pictures)
+        raise RewardError("unreadable", images=images)
     message = explain(caught.value)
     assert message.startswith("RewardError: unreadable. ")
     assert _named_in(message) == run.folder.path
@@ -176,7 +176,7 @@ def test_pictures_a_term_refused_are_kept(run):
     assert load_checkpoint(newest_checkpoint(run.folder)).step == 7
 
 
-def test_a_term_that_fails_without_pictures_says_what_is_saved(run):
+def test_a_term_that_fails_without_images_says_what_is_saved(run):
     with pytest.raises(RewardError) as caught, run.saver.saved_on_failure(8):
         raise RewardError("gone")
     assert _named_in(explain(caught.value)) == run.folder.path

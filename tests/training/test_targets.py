@@ -43,7 +43,7 @@ def test_sft_weight_goes_from_first_to_last_in_equal_steps(
 
 
 class Tokenizer(NoPolicy):
-    """One token each for preview and target: whether there is a preview, and the picture's mean."""
+    """One token each for preview and target: whether there is a preview, and the image's mean."""
 
     def tokenize_images(self, pixels, *, num_sources=0, preview="zeros"):
         self.preview = preview
@@ -56,13 +56,13 @@ class Tokenizer(NoPolicy):
 
 def make_examples(*greys: int | None, sources: int = 0) -> tuple[TargetTokens, Tokenizer]:
     """Of prompts with a grey target, or none."""
-    picture = torch.ones(3, 32, 32, dtype=torch.uint8)
+    image = torch.ones(3, 32, 32, dtype=torch.uint8)
     prompts = tuple(
         Prompt(
             f"grey {grey}",
             "grey",
-            target=None if grey is None else grey * picture,
-            sources=(picture,) * sources,
+            target=None if grey is None else grey * image,
+            sources=(image,) * sources,
         )
         for grey in greys
     )

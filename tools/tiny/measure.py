@@ -35,11 +35,11 @@ _LAYOUT = token_layout(world.SIZE, world.SIZE)
 
 @dataclass(frozen=True)
 class Reading:
-    """OCR results on pictures.
+    """OCR results on images.
 
     Attributes:
         similarity: Mean score of the `ocr` term.
-        exact: Fraction of pictures read without a mistake.
+        exact: Fraction of images read without a mistake.
     """
 
     similarity: float
@@ -63,14 +63,14 @@ class Embedded:
         self.originals = torch.stack([world.draw_sign(sign) for sign in held_out.signs])
 
     def reconstruction(self) -> Int64[Tensor, "P S"]:
-        """Target tokens of the held-out pictures, from the model's own vision tower and VQ."""
+        """Target tokens of the held-out images, from the model's own vision tower and VQ."""
         model, processor = self.pipeline.vision_language_encoder, self.pipeline.processor
         return image_tokens(model, processor, self.originals)
 
     def draw(
         self, prompts: tuple[Prompt, ...], target: Int64[Tensor, "P S"]
     ) -> UInt8[Tensor, "P 3 H W"]:
-        """Decode target tokens, one picture per prompt."""
+        """Decode target tokens, one image per prompt."""
         preview = torch.zeros(len(target), _LAYOUT.num_preview, dtype=torch.int64)
         token_ids = torch.cat([preview, target], dim=1).unsqueeze(1)
         return self.decoder.decode(self.batch(prompts, group_size=1), token_ids).pixels[:, 0]
@@ -81,16 +81,16 @@ class Embedded:
         return PromptBatch(prompts, group_size, world.SIZE, world.SIZE, seed=0, decode_seeds=seeds)
 
     def read(self, prompts: tuple[Prompt, ...], pixels: UInt8[Tensor, "P 3 H W"]) -> Reading:
-        """Compare the text read in each picture with its prompt's text."""
+        """Compare the text read in each image with its prompt's text."""
         scores = score_checked(self._ocr, prompts, pixels).values
         return Reading(scores.mean().item(), (scores == 1).float().mean().item())
 
     def similarity(self, pixels: UInt8[Tensor, "P 3 H W"]) -> Float32[Tensor, " P"]:
-        """Structural similarity of pictures to the originals."""
+        """Structural similarity of images to the originals."""
         return self._ssim.score(self.prompts, pixels)
 
     def sample(self, *, group_size: int) -> Reading:
-        """Sample the policy at temperature 1 on all held-out prompts, and read the pictures."""
+        """Sample the policy at temperature 1 on all held-out prompts, and read the images."""
         config = load_config("tiny", "rollout.temperature=1.0", "model.adapter=null")
         policy = GlmImagePolicy(config, self.pipeline)
         batch = self.batch(self.prompts, group_size=group_size)

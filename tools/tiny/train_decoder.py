@@ -1,7 +1,7 @@
 """Stages `vae` and `decoder`: map pixels to latents and back, and tokens to latents.
 
-Three in four training pictures are mosaics of random cells, so that the decoder learns every token
-in every position. Glyph texts are unrelated to the picture, so that its content depends only on the
+Three in four training images are mosaics of random cells, so that the decoder learns every token
+in every position. Glyph texts are unrelated to the image, so that its content depends only on the
 tokens.
 """
 
@@ -23,9 +23,9 @@ from tools.tiny.stage import Schedule, train_stage
 _VAE_BATCH = 12
 _BATCH = 24
 _POOL = 6144
-"""Number of pictures encoded in advance; encoding new ones would take half of every step."""
+"""Number of images encoded in advance; encoding new ones would take half of every step."""
 _DROP_RATE = 0.1
-"""Fraction of pictures trained without tokens, for classifier-free guidance."""
+"""Fraction of images trained without tokens, for classifier-free guidance."""
 
 
 def random_cells(rng: np.random.Generator, count: int) -> Int64[Tensor, "B 4 4"]:
@@ -44,7 +44,7 @@ def train_vae(vae: AutoencoderKL, *, folder: Path, seed: int) -> None:
     def loss_at(
         rng: np.random.Generator, generator: torch.Generator, step: int
     ) -> Float32[Tensor, ""]:
-        # Four in five steps use a quarter of the picture: it suffices for convolutions, and takes a
+        # Four in five steps use a quarter of the image: it suffices for convolutions, and takes a
         # quarter of the time.
         cells = random_cells(rng, _VAE_BATCH)
         pixels = _scaled(cells if step % 5 == 0 else cells[:, 1:3, 1:3])
@@ -94,7 +94,7 @@ def train_decoder(
         vae: Trained VAE, which provides the latents.
         glyph_tokenizer: Byte tokenizer.
         tokens_of_cells: Token of every cell.
-        steps: Number of steps, with 24 pictures each.
+        steps: Number of steps, with 24 images each.
         seed: Seed of the whole pre-training.
     """
     transformer.requires_grad_(True)
@@ -117,7 +117,7 @@ def train_decoder(
         cells, latents = pool_cells[chosen], pool_latents[chosen]
         tokens = tokens_of_cells[cells].repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
         is_dropped = torch.from_numpy(rng.random(_BATCH) < _DROP_RATE)
-        # High noise levels are the hard ones, because the picture must then come from the tokens.
+        # High noise levels are the hard ones, because the image must then come from the tokens.
         level = torch.from_numpy(rng.beta(1.6, 1.0, size=_BATCH)).float().clamp(1e-3, 1)
         mixing = level.view(-1, 1, 1, 1)
         noise = torch.randn(latents.shape, generator=generator)

@@ -1,6 +1,6 @@
 """Stage `policy`: train the language model to map captions to tokens.
 
-The first part is blind: most earlier tokens of the picture are hidden, so that every token, rather
+The first part is blind: most earlier tokens of the image are hidden, so that every token, rather
 than one in sixteen, must be found in the caption, and the model learns early to copy letters
 (LOG.md). Next, it trains as it will be used, with true captions. Then it trains with careless
 captions, like those in web data, which leaves the intended imperfection for GRPO to remove.
@@ -53,8 +53,8 @@ def train_policy(
         model: Model with a trained tokenizer.
         processor: Encodes the prompts.
         tokens_of_cells: Token of every cell.
-        blind_steps: Steps in which most earlier tokens of the picture are hidden.
-        clean_steps: Steps of 24 pictures with true captions.
+        blind_steps: Steps in which most earlier tokens of the image are hidden.
+        clean_steps: Steps of 24 images with true captions.
         careless_steps: Further steps with careless captions.
         letter_rate: Probability that a letter of a careless caption is random.
         other_rate: Probability that its shape, its colours, or its position is random.
@@ -142,7 +142,7 @@ def edit_loss(
     asked: list[edits.Edit],
     made: list[world.Sign],
 ) -> Float32[Tensor, ""]:
-    """Nats per token of pictures after a source and an instruction.
+    """Nats per token of images after a source and an instruction.
 
     Args:
         model: Model to score with.
@@ -185,7 +185,7 @@ def caption_loss(
     *,
     blind: np.random.Generator | None = None,
 ) -> Float32[Tensor, ""]:
-    """Nats per token of the pictures of `drawn` after the captions of `described`.
+    """Nats per token of the images of `drawn` after the captions of `described`.
 
     Args:
         model: Model to score with.

@@ -1,7 +1,7 @@
 """Stage `quality`: train a small CLIP with a linear quality head, for the aesthetic term.
 
-The CLIP learns which caption belongs to which picture. The head, on its normalised image embedding
-like LAION's heads, learns how degraded a picture is: from 10 for clean ones down to 1.
+The CLIP learns which caption belongs to which image. The head, on its normalised image embedding
+like LAION's heads, learns how degraded an image is: from 10 for clean ones down to 1.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def build_head(*, seed: int) -> nn.Linear:
         head = nn.Linear(64, 1)
     with torch.no_grad():
         head.weight.normal_(generator=torch.Generator().manual_seed(seed))
-        # The mean quality from `degrade`: three in four pictures have 10 - 9 / 2 on average.
+        # The mean quality from `degrade`: three in four images have 10 - 9 / 2 on average.
         head.bias.fill_(0.75 * 5.5 + 0.25 * 10)
     return head
 
@@ -84,9 +84,9 @@ def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> No
         captions = functional.normalize(clip.encode_text(texts), dim=-1)
         logits = clip.logit_scale.exp().clamp(max=50) * embeddings @ captions.T
         labels = torch.arange(_BATCH)
-        by_picture = functional.cross_entropy(logits, labels)
+        by_image = functional.cross_entropy(logits, labels)
         by_caption = functional.cross_entropy(logits.T, labels)
-        contrast = 0.5 * (by_picture + by_caption)
+        contrast = 0.5 * (by_image + by_caption)
         return 0.1 * contrast + functional.mse_loss(head(embeddings).squeeze(-1), quality)
 
     train_stage(
@@ -102,30 +102,30 @@ def train_quality(clip: CLIP, head: nn.Linear, *, folder: Path, seed: int) -> No
 def degrade(
     clean: Float32[Tensor, "B 3 H W"], rng: np.random.Generator, generator: torch.Generator
 ) -> tuple[Float32[Tensor, "B 3 H W"], Float32[Tensor, " B"]]:
-    """Degrade pictures, each in one way and with its own severity; returns their quality as well.
+    """Degrade images, each in one way and with its own severity; returns their quality as well.
 
-    One picture in four stays clean (10); quality falls linearly with the severity, down to 1.
+    One image in four stays clean (10); quality falls linearly with the severity, down to 1.
     """
     severity = torch.from_numpy(rng.random(len(clean))).float()
     severity[::4] = 0.0
-    pictures = []
-    for index, picture in enumerate(clean):
+    images = []
+    for index, image in enumerate(clean):
         amount = severity[index].item()
         kind = rng.integers(4)
         if amount == 0.0:
-            pictures.append(picture)
+            images.append(image)
         elif kind == 0:
-            pictures.append(gaussian_blur(picture, [21, 21], [0.3 + 4 * amount] * 2))
+            images.append(gaussian_blur(image, [21, 21], [0.3 + 4 * amount] * 2))
         elif kind == 1:
-            noise = torch.randn(picture.shape, generator=generator)
-            pictures.append((picture + 0.35 * amount * noise).clamp(0, 1))
+            noise = torch.randn(image.shape, generator=generator)
+            images.append((image + 0.35 * amount * noise).clamp(0, 1))
         elif kind == 2:
-            # Blend two pictures, like a decoder that cannot decide.
+            # Blend two images, like a decoder that cannot decide.
             other = clean[(index + 1) % len(clean)]
-            pictures.append(torch.lerp(picture, other, 0.5 * amount))
+            images.append(torch.lerp(image, other, 0.5 * amount))
         else:
-            pictures.append(_shuffle_patches(picture, amount, rng))
-    return torch.stack(pictures), 10 - 9 * severity
+            images.append(_shuffle_patches(image, amount, rng))
+    return torch.stack(images), 10 - 9 * severity
 
 
 def byte_tokens(text: str) -> Int64[Tensor, "80"]:
@@ -152,11 +152,11 @@ def _normalised(pixels: Float32[Tensor, "B 3 H W"]) -> Float32[Tensor, "B 3 H W"
 
 
 def _shuffle_patches(
-    picture: Float32[Tensor, "3 H W"], amount: float, rng: np.random.Generator
+    image: Float32[Tensor, "3 H W"], amount: float, rng: np.random.Generator
 ) -> Float32[Tensor, "3 H W"]:
     """Swap patches of 16 x 16 pixels, like a decoder that confuses the quarters of a cell."""
-    patches = picture.unflatten(1, (8, 16)).unflatten(3, (8, 16)).permute(1, 3, 0, 2, 4)
+    patches = image.unflatten(1, (8, 16)).unflatten(3, (8, 16)).permute(1, 3, 0, 2, 4)
     patches = patches.reshape(64, 3, 16, 16).clone()
     chosen = torch.from_numpy(rng.permutation(64)[: max(2, int(32 * amount))])
     patches[chosen] = patches[chosen.roll(1)]
-    return patches.view(8, 8, 3, 16, 16).permute(2, 0, 3, 1, 4).reshape(picture.shape)
+    return patches.view(8, 8, 3, 16, 16).permute(2, 0, 3, 1, 4).reshape(image.shape)

@@ -1,4 +1,4 @@
-"""Stage `tokenizer`: train the vision tower and the VQ codebook, which turn pictures into tokens.
+"""Stage `tokenizer`: train the vision tower and the VQ codebook, which turn images into tokens.
 
 The tower learns to represent what is in a cell (a temporary linear head reconstructs the cell from
 the quantiser's input). Then a code is placed at the mean direction of every cell, and both are
@@ -87,7 +87,7 @@ def train_tokenizer(
 def cell_tokens(
     model: GlmImageForConditionalGeneration, processor: GlmImageProcessor
 ) -> Int64[Tensor, " C"]:
-    """Token of every cell of the world, C = NUM_CELLS, read from pictures by majority.
+    """Token of every cell of the world, C = NUM_CELLS, read from images by majority.
 
     Raises:
         RuntimeError: Neighbours change a cell's token in more than 1 % of the positions, or two

@@ -20,7 +20,7 @@ from glm_grpo.config import Config, flatten
 from glm_grpo.digests import digest
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.config import read_config, refuse_no_run
-from glm_grpo.run.folder import RunFolder, read_picture
+from glm_grpo.run.folder import RunFolder, read_image
 from glm_grpo.run.provenance import Provenance
 from glm_grpo.run.stored import EvaluatedRun, StoredEvaluation, read_evaluated_run
 from glm_grpo.run.summaries import Interval, gain_over_prompts
@@ -138,7 +138,7 @@ def _check_same_prompts(first: EvaluatedRun, run: EvaluatedRun, comparable: Sequ
     for ours, theirs in zip(_image_paths(run), _image_paths(first), strict=False):
         if not (ours and theirs and ours.is_file() and theirs.is_file()):
             continue
-        if not np.array_equal(np.asarray(read_picture(ours)), np.asarray(read_picture(theirs))):
+        if not np.array_equal(np.asarray(read_image(ours)), np.asarray(read_image(theirs))):
             raise ConfigError(f"{ours} is not the same image as {theirs}; {remedy}")
 
 
@@ -152,7 +152,7 @@ def _image_paths(run: EvaluatedRun) -> list[Path | None]:
     """Target and source images of the prompts."""
     evaluation = run.evaluations[0]
     stored = [*evaluation.targets, *(path for paths in evaluation.sources for path in paths)]
-    return [None if path is None else run.folder.picture(path) for path in stored]
+    return [None if path is None else run.folder.image_path(path) for path in stored]
 
 
 def _list_scorings(runs: Sequence[EvaluatedRun]) -> list[dict[str, dict[str, Any]]]:

@@ -33,7 +33,7 @@ from glm_grpo.run.tables import (
     SOURCES,
     SummaryRow,
     evaluation_steps,
-    picture_name,
+    image_name,
     read_evaluation,
 )
 from glm_grpo.studio.gallery.data import describe, list_readers
@@ -191,9 +191,9 @@ def _tile(
     first: str | None = None,
 ) -> Tile:
     """An image of a row's prompt; `first` names a target or source for the large view."""
-    thumbnail = PurePosixPath("thumbs", picture_name(stored)).with_suffix(".webp")
+    thumbnail = PurePosixPath("thumbs", image_name(stored)).with_suffix(".webp")
     # One that was made before outlives its image.
-    shown = (folder.picture(stored), folder.path / f"gallery/{thumbnail}")
+    shown = (folder.image_path(stored), folder.path / f"gallery/{thumbnail}")
     if not any(map(os.path.isfile, shown)):
         return Tile(label, None)
     place = {"prompt": row["prompt_id"], "step": row["step"], "sample": sample, "large": 1}

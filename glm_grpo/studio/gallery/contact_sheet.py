@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from glm_grpo.errors import StorageError
 from glm_grpo.output import counted
-from glm_grpo.run.folder import RunFolder, read_picture, write_atomically
+from glm_grpo.run.folder import RunFolder, read_image, write_atomically
 from glm_grpo.run.summaries import first_run
 from glm_grpo.run.tables import SOURCES, evaluation_steps, read_evaluation
 
@@ -58,12 +58,12 @@ def draw_contact_sheet(
         first = _first_samples(run, step)
         first = first.loc[[each for each in ordered if each in first.index]].head(columns)
         if index == 0 and SOURCES in first:
-            rows += [[*map(run.picture, each)] for each in zip(*first[SOURCES], strict=True)]
+            rows += [[*map(run.image_path, each)] for each in zip(*first[SOURCES], strict=True)]
             names += ["source"] * len(rows)
         if index == 0 and first["target"].notna().all():
-            rows.append([*map(run.picture, first["target"])])
+            rows.append([*map(run.image_path, first["target"])])
             names.append("target")
-        rows.append([*map(run.picture, first["image"])])
+        rows.append([*map(run.image_path, first["image"])])
         names.append(name)
         if not rows[-1] or len(rows[-1]) != len(rows[0]):
             raise StorageError(
@@ -114,7 +114,7 @@ def _first_samples(run: RunFolder, step: int) -> pandas.DataFrame:
 
 
 def _load(path: Path, side: int | None) -> np.ndarray:
-    image = read_picture(path)
+    image = read_image(path)
     if side is not None:
         image.thumbnail((side, side), Image.Resampling.LANCZOS)
         # Images of miniatures are enlarged with sharp edges.

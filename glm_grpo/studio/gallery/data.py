@@ -27,7 +27,7 @@ from glm_grpo.run.tables import (
     SummaryRow,
     Weighing,
     evaluation_steps,
-    picture_name,
+    image_name,
     read_bands,
     read_metrics,
     read_table,
@@ -246,15 +246,15 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         "prompt_id": prompt_id,
         "prompt": columns["prompt"][0],
         "texts": texts,
-        "target": None if columns["target"][0] is None else picture_name(columns["target"][0]),
+        "target": None if columns["target"][0] is None else image_name(columns["target"][0]),
         # A string, because JavaScript numbers are exact up to 53 bits, and seeds have 64.
         "decode_seed": str(columns["decode_seed"][0]),
-        "images": [picture_name(name) for name in columns["image"]],
+        "images": [image_name(name) for name in columns["image"]],
         "raw": raw,
         "notes": notes,
     }
     if SOURCES in columns:
-        group["sources"] = [picture_name(name) for name in columns[SOURCES][0]]
+        group["sources"] = [image_name(name) for name in columns[SOURCES][0]]
     group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
     if _IS_ZERO_STD in columns:
         group["is_zero_std"] = columns[_IS_ZERO_STD][0]
@@ -441,7 +441,7 @@ def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
     for rows, credit in groups:
         largest = np.abs(credit).max()
         digits = 2 - math.floor(math.log10(largest)) if largest else 0
-        data[picture_name(columns["image"][rows.start])] = {
+        data[image_name(columns["image"][rows.start])] = {
             "unit": float(f"1e{-digits}"),
             "scale": round(max(largest, least_scale) * 10.0**digits),
             "places": np.rint(credit * 10.0**digits).astype(int).tolist(),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_grpo.errors import StorageError
-from glm_grpo.run.folder import RunFolder, read_picture, storage_errors, write_atomically
+from glm_grpo.run.folder import RunFolder, read_image, storage_errors, write_atomically
 
 LONGER_SIDE = 384
 """Largest size of a thumbnail's longer side, pixels."""
@@ -47,7 +47,7 @@ def make_thumbnails(folder: RunFolder, images: Iterable[str]) -> None:
         images: Paths relative to `images/`.
     """
     for image in dict.fromkeys(images):
-        source = folder.picture(f"images/{image}")
+        source = folder.image_path(f"images/{image}")
         target = folder.path / f"gallery/thumbs/{thumbnail_name(image)}"
         # Not Path.is_file, which raises an error for names that are too long.
         if not os.path.isfile(source):
@@ -68,7 +68,7 @@ def shrink(path: Path) -> Thumbnail | None:
     """Make a thumbnail; None if the file is not an intact image."""
     content = io.BytesIO()
     try:
-        image = read_picture(path)
+        image = read_image(path)
     except StorageError:
         return None
     if max(image.size) <= _WHOLE_SIDE:

@@ -1,8 +1,8 @@
 """Detect reward hacking with measures that are not trained on (canaries).
 
-The untrained model gives each canary a band: its held-out pictures, and the pictures of the first
+The untrained model gives each canary a band: its held-out images, and those of the first
 step, which it samples on the prompts that are trained on. Several steps in a row outside the band
-are reported. Canaries are measures of the pictures (`rewards.canaries`), the entropy of the sampled
+are reported. Canaries are measures of the images (`rewards.canaries`), the entropy of the sampled
 tokens, and the terms named in `reward.watch`. Terms that are scored only in evaluations are judged
 there.
 """
@@ -83,10 +83,10 @@ class HackingMonitor:
         self._outside = outside
 
     def learn(self, evaluation: Evaluation) -> None:
-        """Make the bands from the untrained model's held-out pictures, and store them.
+        """Make the bands from the untrained model's held-out images, and store them.
 
         Canaries with fewer than two values get no band and are not judged: the diversity of single
-        pictures, and terms that apply to none of the prompts.
+        images, and terms that apply to none of the prompts.
         """
         values = {
             **measure_images(evaluation.prompts, evaluation.images.pixels),
@@ -123,7 +123,7 @@ class HackingMonitor:
         self._warn_of_unwatched(self._watch)
 
     def measure(
-        self, step: int, experience: Experience, pictures: Mapping[str, Float64[Tensor, " P"]]
+        self, step: int, experience: Experience, measures: Mapping[str, Float64[Tensor, " P"]]
     ) -> CanaryReading:
         """Judge a step; warns when a canary leaves its band or returns.
 
@@ -132,10 +132,10 @@ class HackingMonitor:
 
         Args:
             step: Training step, from 1.
-            pictures: Result of `measure_images` for the experience.
+            measures: Result of `measure_images` for the experience.
         """
         values = {
-            **pictures,
+            **measures,
             TOKEN_ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
             **_scores(experience.rewards, self._watch),
         }
@@ -177,7 +177,7 @@ class HackingMonitor:
 
 
 def _scores(table: RewardTable, names: Sequence[str]) -> dict[str, Float64[Tensor, " P"]]:
-    """Mean over each prompt's scored pictures; NaN if there is none."""
+    """Mean over each prompt's scored images; NaN if there is none."""
     means = group_means(table.raw.double())[:, 0].masked_fill(~table.is_applicable, torch.nan)
     return {name: means[:, table.names.index(name)] for name in names}
 

@@ -38,7 +38,7 @@ SMALL = (
 )
 """Three prompts a step: two processes have unequal parts.
 
-Smaller pictures of the shipped model are plain ones: groups would be flat.
+Smaller images of the shipped model are plain ones: groups would be flat.
 Adam's first updates are signs of gradients, of those near 0 too, where rounding decides, and a
 token in hundreds then differs between runs. A large epsilon makes them smooth.
 """

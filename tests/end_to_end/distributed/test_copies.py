@@ -64,7 +64,7 @@ def assert_same_table(run, expected, name, *, within=1e-5):
         assert own == pytest.approx(other, abs=5e-4)
 
 
-def test_two_processes_give_the_figures_tables_and_pictures_of_one(launcher):
+def test_two_processes_give_the_figures_tables_and_images_of_one(launcher):
     one = launcher.run("one", *ADAPTERS, "train.micro_batch_size=6")
     # Of six images the first process has four, 3 + 1 at a time, and the second two.
     two = launcher.run("two", *ADAPTERS, "train.micro_batch_size=3", processes=2)
@@ -92,9 +92,9 @@ def test_two_processes_give_the_figures_tables_and_pictures_of_one(launcher):
         [re.sub(events, "events", name) for name in files_of(run)] for run in (one, two)
     )
     assert ours == theirs
-    pictures = [name for name in files_of(one) if name.endswith(".png")]
-    assert len(pictures) > 10
-    for name in pictures:
+    images = [name for name in files_of(one) if name.endswith(".png")]
+    assert len(images) > 10
+    for name in images:
         ours, theirs = (np.asarray(Image.open(run / name), dtype=int) for run in (two, one))
         # Rounded to 256 levels, either way.
         assert abs(ours - theirs).max() <= 1, name

@@ -118,7 +118,7 @@ def find_change(changes: Sequence[str], text: str) -> int:
 
 
 def small_run(folder: Path) -> list[str]:
-    """Two steps of two prompts, two pictures of 64 pixels each; a checkpoint after every step."""
+    """Two steps of two prompts, two images of 64 pixels each; a checkpoint after every step."""
     return [
         *("--config-name=tiny", "train.resume=auto", "train.steps=2", "train.eval_every=2"),
         *("train.checkpoint_every=1", "train.keep_checkpoints=1", "train.micro_batch_size=4"),

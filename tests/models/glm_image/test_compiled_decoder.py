@@ -60,7 +60,7 @@ def test_compiled_networks_are_used_where_they_draw_the_same(
     assert torch.equal(pixels, expected.pixels)
     assert warnings_of(caplog) == []
     before = len(ran)
-    # 2 prompts, 2 steps, 2 passes, all blocks, and the VAE for each of 3 pictures.
+    # 2 prompts, 2 steps, 2 passes, all blocks, and the VAE for each of 3 images.
     blocks = len(random_pipeline.transformer.transformer_blocks)
     decoder.with_steps(2).decode(batch, token_ids)
     assert len(ran) - before == 2 * (2 * 2 * blocks + 3)

@@ -64,11 +64,11 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
     ("part", "name", "value"),
     [
         ("transformer", "proj_out.bias", torch.nan),
-        # The published pipeline cuts what is infinite to white, a picture like any other.
+        # The published pipeline cuts what is infinite to white, an image like any other.
         ("vae", "decoder.conv_out.bias", torch.inf),
     ],
 )
-def test_pixels_that_are_not_finite_are_no_black_or_white_pictures(
+def test_pixels_that_are_not_finite_are_no_black_or_white_images(
     random_pipeline, batch, token_ids, part, name, value
 ):
     pipeline = copy.deepcopy(random_pipeline)
@@ -208,7 +208,7 @@ def test_texts_of_several_prompts_are_not_padded_together(random_pipeline, batch
         parts.encode_prompt(texts, False, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, token_ids):
+def test_equal_tokens_of_a_group_give_equal_images(random_pipeline, batch, token_ids):
     # Four go through the VAE in two parts.
     same = token_ids[:, :1].expand(-1, 4, -1)
     decoder = GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0)
@@ -220,7 +220,7 @@ def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, tok
 
 
 @pytest.mark.parametrize(
-    ("pictures", "side", "most", "expected"),
+    ("images", "side", "most", "expected"),
     [
         (8, 128, None, 2),
         (3, 128, None, 1),
@@ -231,8 +231,8 @@ def test_equal_tokens_of_a_group_give_equal_pictures(random_pipeline, batch, tok
         (6, 128, 1, 1),
     ],
 )
-def test_parts_that_go_through_the_vae_have_one_size(pictures, side, most, expected):
-    assert decoded_at_once(pictures, side, side, most) == expected
+def test_parts_that_go_through_the_vae_have_one_size(images, side, most, expected):
+    assert decoded_at_once(images, side, side, most) == expected
 
 
 def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):

@@ -1,4 +1,4 @@
-"""Edits: prompts with source pictures are sampled, replayed and drawn as the stock classes do."""
+"""Edits: prompts with source images are sampled, replayed and drawn as the stock classes do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.tiny import world
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
-from tests.stock import stock_inputs, stock_log_probs, stock_picture
+from tests.stock import stock_image, stock_inputs, stock_log_probs
 
 SIZE = world.SIZE
 EMBEDDED = files("glm_grpo.tiny") / "weights" / "pipeline"
@@ -152,7 +152,7 @@ def test_drawn_group_equals_the_stock_pipeline(pipeline, policy, edits, guidance
     images = decoder.decode(batch, rollout.token_ids)
 
     for prompt, sample in ((0, 0), (0, 2), (1, 1)):
-        stock = stock_picture(
+        stock = stock_image(
             pipeline, batch, rollout, prompt, sample, guidance_scale=guidance_scale, steps=3
         )
         ours = images.pixels[prompt, sample].int()

@@ -79,7 +79,7 @@ def test_a_hub_id_is_checked_by_its_small_files_and_loaded_whole(
 
 @pytest.mark.parametrize("form", ["5.17", "5.18"])
 def test_image_tokens_take_both_forms_of_upstream_features(random_pipeline, form):
-    """Features of a picture: patches x width in transformers 5.17, a grid from 5.18 on."""
+    """Features of an image: patches x width in transformers 5.17, a grid from 5.18 on."""
     model, processor = random_pipeline.vision_language_encoder, random_pipeline.processor
     pixels = torch.randint(
         0, 256, (2, 3, 128, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def test_image_tokens_take_both_forms_of_upstream_features(random_pipeline, form
 
     assert found.shape == (2, 24)
     assert found.equal(expected)
-    # Two pictures, neighbours in neither order: rows and columns are not mixed up.
+    # Two images, neighbours in neither order: rows and columns are not mixed up.
     assert not found[0].equal(found[1])
     alone = image_tokens(model, processor, pixels[1:])
     assert found[1:].equal(alone)

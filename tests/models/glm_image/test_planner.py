@@ -203,7 +203,7 @@ def test_decode_bytes_are_near_what_is_allocated(
     decode_batch_size, vae_batch_size, num_sources, guidance_scale
 ):
     # Channels in multiples of 16, which kernels on the CPU round others up to; the widest level
-    # meets the largest picture in the last block, as in the published VAE.
+    # meets the largest image in the last block, as in the published VAE.
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,

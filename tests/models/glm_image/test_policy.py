@@ -38,7 +38,7 @@ def test_a_policy_samples_the_same_by_the_stock_step(
 
 
 def test_sampled_and_replayed_log_probs_equal_those_of_stock_generation(policy, batch):
-    # With the preview of its true size, in a picture that is not square.
+    # With the preview of its true size, in an image that is not square.
     batch = replace(batch, height=64, width=128)
     rollout = policy.sample(batch)
     alone = replace(batch, prompts=batch.prompts[1:], decode_seeds=batch.decode_seeds[1:])
@@ -107,7 +107,7 @@ def test_encoding_leaves_no_stale_positions_on_the_model(policy, batch):
     assert left == (None, None, None)
 
 
-def test_encoded_preview_is_that_of_the_picture_made_smaller(policy):
+def test_encoded_preview_is_that_of_the_image_made_smaller(policy):
     # 24 x 24 tokens, a preview of 16 x 16: every 3 pixels become 2. Lines of one pixel become grey,
     # as in Pillow, which smooths whatever it makes smaller; without that they stay lines.
     lines = (torch.arange(768) % 2 * 255).to(torch.uint8).expand(3, 768, 768)

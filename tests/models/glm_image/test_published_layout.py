@@ -19,7 +19,7 @@ from glm_grpo.tiny import world
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 from tests.published_layout import write_published_layout
-from tests.stock import stock_log_probs, stock_picture
+from tests.stock import stock_image, stock_log_probs
 
 PARAMETERS = {
     "vision_language_encoder": 10_114_245_632,
@@ -47,7 +47,7 @@ def policy(pipeline, build_policy):
     return build_policy(pipeline, adapter_rank=4)
 
 
-@pytest.fixture(params=["pictures", "edits"])
+@pytest.fixture(params=["images", "edits"])
 def asked(request, policy):
     """Two prompts of unequal length, of which the shorter is padded with image-end tokens."""
     signs = world.signs_of_words(("KITE", "MOON"), seed=3)
@@ -85,7 +85,7 @@ def test_sizes_known_without_files_are_the_published_ones(published):
     assert trained_side(PUBLISHED_ID) == trained_side(str(published)) == 1024
 
 
-def test_sampled_and_replayed_log_probs_and_pictures_are_the_stock_ones(pipeline, policy, asked):
+def test_sampled_and_replayed_log_probs_and_images_are_the_stock_ones(pipeline, policy, asked):
     assert pipeline.processor.tokenizer.pad_token_id == policy.model.config.image_end_token_id
     rollout = policy.sample(asked)
     replayed = policy.replay(asked, rollout, torch.arange(4)).log_probs.unflatten(0, (2, 2))
@@ -96,6 +96,6 @@ def test_sampled_and_replayed_log_probs_and_pictures_are_the_stock_ones(pipeline
         # One prompt at a time, which stock classes do not pad.
         stock = stock_log_probs(policy, one_of(asked, row), rollout.token_ids[row, :1])
         torch.testing.assert_close(rollout.log_probs[row, :1], stock, atol=1e-5, rtol=0)
-        drawn = stock_picture(pipeline, asked, rollout, row, 1, guidance_scale=1.5, steps=2)
+        drawn = stock_image(pipeline, asked, rollout, row, 1, guidance_scale=1.5, steps=2)
         gap = images.pixels[row, 1].int() - (drawn * 255).round().int()
         assert int(gap.abs().max()) <= 1

@@ -13,7 +13,7 @@ def policy(make_policy):
     return make_policy()
 
 
-def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(policy):
+def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_image(policy):
     generator = torch.Generator().manual_seed(0)
     targets = torch.randint(256, (2, 3, 128, 128), dtype=torch.uint8, generator=generator)
     layout = token_layout(*targets.shape[-2:])
@@ -29,7 +29,7 @@ def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(polic
     rows, columns = (big // small for big, small in zip(layout.preview, layout.target, strict=True))
     enlarged = grid.repeat_interleave(rows, 1).repeat_interleave(columns, 2)
     assert torch.equal(of["repeat"][:, :n], enlarged.flatten(1))
-    # At this size a preview is larger than its target: the picture is made larger, too.
+    # At this size a preview is larger than its target: the image is made larger, too.
     side = 32 * layout.preview[0]
     large = torch.nn.functional.interpolate(
         targets.float(), [side, side], mode="bicubic", antialias=True
@@ -40,7 +40,7 @@ def test_previews_are_zeros_the_targets_tokens_or_those_of_a_small_picture(polic
 
 @pytest.mark.parametrize("size", [(128, 96), (256, 256), (32, 64)])
 @pytest.mark.parametrize("preview", ["encode", "repeat"])
-def test_pictures_of_every_size_have_the_tokens_that_are_generated(policy, size, preview):
+def test_images_of_every_size_have_the_tokens_that_are_generated(policy, size, preview):
     pixels = torch.zeros(1, 3, *size, dtype=torch.uint8)
     expected = token_layout(*size).num_tokens
     assert policy.tokenize_images(pixels, preview=preview).shape == (1, expected)

@@ -92,9 +92,7 @@ def test_a_whole_folder_has_what_was_trained_and_every_other_part(
 
 
 @pytest.mark.parametrize("kind", ["adapter", "pipeline"])
-def test_the_page_and_the_program_draw_pictures(
-    exported, janus_folder, kind, tmp_path, monkeypatch
-):
+def test_the_page_and_the_program_draw_images(exported, janus_folder, kind, tmp_path, monkeypatch):
     exported(kind, 4)
     card = (tmp_path / "README.md").read_text()
     assert "license_name: deepseek" in card

@@ -149,6 +149,6 @@ def test_a_hub_id_is_planned_and_checked_by_its_config_in_the_cache(
         family.check_sizes("me/janus", config)
 
 
-def test_pictures_of_another_size_have_no_tokens(make_janus_policy):
+def test_images_of_another_size_have_no_tokens(make_janus_policy):
     with pytest.raises(ValueError, match="32 x 32"):
         make_janus_policy().tokenize_images(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))

@@ -14,7 +14,7 @@ from rewards.types import Prompt, RewardError
 
 
 class Captions:
-    """A prompt source without pictures."""
+    """A prompt source without images."""
 
     path, height, width = "captions", 32, 32
 

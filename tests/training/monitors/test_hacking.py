@@ -30,7 +30,7 @@ SEEDS = (0,) * 4
 
 
 def grey(*levels):
-    """Plain pictures, one level for each prompt, two of each."""
+    """Plain images, one level for each prompt, two of each."""
     pixels = torch.tensor(levels, dtype=torch.uint8)[:, None, None, None, None]
     return ImageBatch(pixels.expand(-1, 2, 3, 8, 8).contiguous(), SEEDS)
 
@@ -91,8 +91,8 @@ def monitor(make_monitor):
 
 def measure(monitor, taken, step=2, times=STEPS_IN_A_ROW):
     """Judges the same experience at several steps in a row; the result of the last one."""
-    pictures = measure_images(taken.prompts.prompts, taken.images.pixels)
-    return [monitor.measure(step + index, taken, pictures) for index in range(times)][-1]
+    images = measure_images(taken.prompts.prompts, taken.images.pixels)
+    return [monitor.measure(step + index, taken, images) for index in range(times)][-1]
 
 
 def names(reading):

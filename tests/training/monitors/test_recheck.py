@@ -31,7 +31,7 @@ TURNED: Greys = [[10, 20, 30], [10, 30, 20], [30, 20, 10]]
 
 
 class GreyDecoder(NoDecoder):
-    """Draws grey pictures by number of steps, and writes down which prompts it draws how."""
+    """Draws grey images by number of steps, and writes down which prompts it draws how."""
 
     def __init__(self, greys: dict[int, Greys]) -> None:
         self.steps = FULL

@@ -43,15 +43,15 @@ def decoder(bench: Bench) -> Rows:
     # Before they are compiled in place.
     for size in bench.scale.vae_batches:
         yield f"VAE, {size} at once", partial(group.time_vae, size)
-    drawn = partial(_eagerly, partial(group.pictures, eager))
-    yield "eager against the stock pipeline", lambda: _difference(drawn(), group.stock_pictures())
+    drawn = partial(_eagerly, partial(group.images, eager))
+    yield "eager against the stock pipeline", lambda: _difference(drawn(), group.stock_images())
     compiled = GlmImageDecoder(
         pipeline, steps=few, guidance_scale=GUIDANCE_SCALE, is_compiling=True
     )
     for place, words in enumerate(WORDS):
         named = f"compiled, {len(words)} letters"
         yield named, partial(group.time_compiled, compiled, place)
-    yield "compiled against eager", lambda: _difference(group.pictures(compiled), drawn())
+    yield "compiled against eager", lambda: _difference(group.images(compiled), drawn())
     for size in bench.scale.vae_batches:
         yield f"compiled VAE, {size} at once", partial(group.time_vae, size)
     for backend in bench.scale.attention:
@@ -142,18 +142,18 @@ class _Group:
         floor = self._vae_flops / self._bench.speed.flops
         return {
             "first_seconds": first,
-            "picture_seconds": seconds,
+            "image_seconds": seconds,
             "floor_seconds": floor,
             "ratio": seconds / floor,
         }
 
-    def pictures(self, decoder: GlmImageDecoder) -> Tensor:
+    def images(self, decoder: GlmImageDecoder) -> Tensor:
         """The first images, UInt8 [N, 3, H, W]."""
         _, many = self._bench.scale.timed_steps
         decoded = decoder.with_steps(many).decode(self._batch(0), self._token_ids)
         return decoded.pixels[0, :_COMPARED]
 
-    def stock_pictures(self) -> Tensor:
+    def stock_images(self) -> Tensor:
         """The same images by the stock pipeline, one by one."""
         batch, (_, many) = self._batch(0), self._bench.scale.timed_steps
         layout = batch_layout(batch)

@@ -1,4 +1,4 @@
-"""Pictures of tokens are stock's to the level, and tokens of pictures those of the publication."""
+"""Images of tokens are stock's to the level, and tokens of images those of the publication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def token_ids():
     return torch.randint(96, (3, 3, 16), generator=generator)
 
 
-def test_pictures_are_those_of_stock_classes_to_the_level(loaded_janus, janus_batch, token_ids):
+def test_images_are_those_of_stock_classes_to_the_level(loaded_janus, janus_batch, token_ids):
     decoder = JanusProDecoder(loaded_janus.model.model.vqmodel)
     images = decoder.decode(janus_batch, token_ids)
     for group, ids in zip(images.pixels, token_ids, strict=True):
@@ -41,7 +41,7 @@ def test_fewer_images_at_once_are_the_same_to_a_level(loaded_janus, janus_batch,
     assert (whole - single).abs().max() <= 1
 
 
-def test_a_picture_that_is_not_finite_is_named(loaded_janus, janus_batch, token_ids):
+def test_a_image_that_is_not_finite_is_named(loaded_janus, janus_batch, token_ids):
     vqmodel = copy.deepcopy(loaded_janus.model.model.vqmodel)
     with torch.no_grad():
         vqmodel.quantize.embedding.weight[token_ids[1, 2, 0]] = torch.nan
@@ -52,7 +52,7 @@ def test_a_picture_that_is_not_finite_is_named(loaded_janus, janus_batch, token_
         JanusProDecoder(vqmodel, batch_size=2).decode(janus_batch, rest)
 
 
-def test_a_picture_outside_float16_is_explained(loaded_janus, janus_batch, token_ids):
+def test_a_image_outside_float16_is_explained(loaded_janus, janus_batch, token_ids):
     vqmodel = copy.deepcopy(loaded_janus.model.model.vqmodel).half()
     assert JanusProDecoder(vqmodel).decode(janus_batch, token_ids).pixels.float().std() > 10
     with torch.no_grad():
