@@ -9,7 +9,7 @@ from benchmarks.timing import ROOT
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import load_pipeline
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch
 

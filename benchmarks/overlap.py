@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.embedded import tiny_config
 from benchmarks.step import OurStep
 from benchmarks.timing import Labels, Result, Target, compare, in_turns, option_parser, publish
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.models import PhaseClock
 from rewards.types import Prompt

@@ -28,7 +28,7 @@ from benchmarks.timing import (
 from glm_grpo.config import Config
 from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.update import Learner, UpdateReport, update_policy
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.models import Models, PhaseClock

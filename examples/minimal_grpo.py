@@ -32,7 +32,7 @@ from torch import Tensor
 
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.base import Policy
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.types import RewardTable

@@ -8,12 +8,12 @@ from accelerate import Accelerator
 
 from glm_grpo.config import Config
 from glm_grpo.models.find import find_model
-from glm_grpo.prepared.prepared_run import PreparedRun
-from glm_grpo.prepared.prompts import Prompts, read_prompts
 from glm_grpo.run.checkpoints import Checkpoint, load_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
 from glm_grpo.run.resume import find_resumed, make_run_folder
+from glm_grpo.setup.prepared_run import PreparedRun
+from glm_grpo.setup.prompts import Prompts, read_prompts
 from glm_grpo.training.distributed.processes import ALONE
 
 

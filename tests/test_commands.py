@@ -35,9 +35,9 @@ from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
 from glm_grpo.models.planning import UNDIVIDED, Planner
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
-from glm_grpo.prepared import memory as run_memory
-from glm_grpo.prepared.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
-from glm_grpo.prepared.rewards import check_used
+from glm_grpo.setup import memory as run_memory
+from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
+from glm_grpo.setup.rewards import check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.score_map import ScoreBox
 from rewards.types import RewardTable
@@ -193,7 +193,7 @@ def test_run_training_says_where_it_writes_before_a_model_is_loaded(
     def refuse(*_: object, **__: object) -> None:
         raise ModelError("not loaded")
 
-    monkeypatch.setattr("glm_grpo.prepared.prepared_run.load_models", refuse)
+    monkeypatch.setattr("glm_grpo.setup.prepared_run.load_models", refuse)
     give_memory(None)
     caplog.set_level(logging.INFO, logger="glm_grpo")
     resumed = config.model_copy(

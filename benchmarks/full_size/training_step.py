@@ -30,13 +30,13 @@ from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.planning import MemoryPlan
 from glm_grpo.plan.floors import step_floors
-from glm_grpo.prepared.loading import place_models
-from glm_grpo.prepared.prepared_run import PreparedRun
-from glm_grpo.prepared.prompts import Prompts
-from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.lock import RunLock
 from glm_grpo.run.resume import make_run_folder
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.setup.loading import place_models
+from glm_grpo.setup.prepared_run import PreparedRun
+from glm_grpo.setup.prompts import Prompts
+from glm_grpo.setup.trainer import build_trainer
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes

@@ -10,7 +10,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.processes import refuse_for_processes
-from glm_grpo.prepared.prepared_run import PreparedRun, prepare
+from glm_grpo.setup.prepared_run import PreparedRun, prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation

@@ -20,10 +20,6 @@ from glm_grpo.config import (
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.prepared.loading import load_models
-from glm_grpo.prepared.prompts import held_out_batches, read_prompt_set
-from glm_grpo.prepared.provenance import describe_provenance
-from glm_grpo.prepared.start import find_start, pin_start
 from glm_grpo.run.figures import Table, change_row, interval_note
 from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint
 from glm_grpo.run.folder import (
@@ -44,6 +40,10 @@ from glm_grpo.run.provenance import (
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.run.writing import append_metrics, write_evaluation
+from glm_grpo.setup.loading import load_models
+from glm_grpo.setup.prompts import held_out_batches, read_prompt_set
+from glm_grpo.setup.provenance import describe_provenance
+from glm_grpo.setup.start import find_start, pin_start
 from glm_grpo.studio.gallery import write_gallery
 from glm_grpo.training.distributed.strategy import make_accelerator
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation

@@ -13,8 +13,8 @@ from glm_grpo.data.prompts import PromptSource, part_of_batch
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import describe_bytes
 from glm_grpo.plan.machine_memory import cpu_memory
-from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.run.figures import Table
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.studio.probe.credit import (
     CreditProbe,
     check_batches,

@@ -18,9 +18,6 @@ from glm_grpo.config.composition import is_sweep
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import counted
-from glm_grpo.prepared.prepared_run import PreparedRun, prepare
-from glm_grpo.prepared.provenance import describe_provenance, keep_provenance
-from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
@@ -28,6 +25,9 @@ from glm_grpo.run.provenance import describe_mixed_scores
 from glm_grpo.run.resume import find_resumed, make_run_folder
 from glm_grpo.run.summaries import summarise, untrained_means
 from glm_grpo.run.tables import SummaryRow
+from glm_grpo.setup.prepared_run import PreparedRun, prepare
+from glm_grpo.setup.provenance import describe_provenance, keep_provenance
+from glm_grpo.setup.trainer import build_trainer
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.distributed.launch import refuse_separate_processes

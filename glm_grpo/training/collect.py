@@ -190,22 +190,22 @@ def _refill(
     parts = [first]
     # The groups that represent the prompts of the step, by their place among all sampled groups.
     trained = torch.arange(len(first.totals))
-    flat = first.is_zero_std().nonzero().flatten()
+    zero_std = first.is_zero_std().nonzero().flatten()
     left = range(len(spares))
     for _ in range(rounds):
-        wanted = processes.gather(len(flat))
+        wanted = processes.gather(len(zero_std))
         if not left or not any(wanted):
             break
         before = sum(wanted[: processes.rank])
         # The last zero-std groups stay if spare prompts run out.
-        own, left = left[before : before + len(flat)], left[sum(wanted) :]
-        replaced, flat = flat[: len(own)], flat[:0]
+        own, left = left[before : before + len(zero_std)], left[sum(wanted) :]
+        replaced, zero_std = zero_std[: len(own)], zero_std[:0]
         with processes.together():
             if own:
                 more = sampled(spares.batch(own))
                 num_sampled = sum(len(part.totals) for part in parts)
                 trained[replaced] = num_sampled + torch.arange(len(own))
-                flat = replaced[more.is_zero_std()]
+                zero_std = replaced[more.is_zero_std()]
                 parts.append(more)
     return replace(join_experiences(parts), trained=trained)
 

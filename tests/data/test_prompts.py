@@ -22,7 +22,7 @@ from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.loading import check_model
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 
 
 @pytest.fixture

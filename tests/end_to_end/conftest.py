@@ -12,11 +12,11 @@ from rich.console import Console
 
 from glm_grpo.config import compose_config
 from glm_grpo.models.glm_image import loading
-from glm_grpo.prepared.prepared_run import prepare
-from glm_grpo.prepared.prompts import Prompts
-from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.lock import RunLock
 from glm_grpo.run.resume import find_resumed, make_run_folder
+from glm_grpo.setup.prepared_run import prepare
+from glm_grpo.setup.prompts import Prompts
+from glm_grpo.setup.trainer import build_trainer
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.tiny import prompts as tiny_prompts
 from glm_grpo.tiny import world
@@ -97,7 +97,7 @@ def make_trainer(tmp_path, small, half_size, monkeypatch):
         config = compose_config(CONFIG_DIR, "tiny", settings)
         if term is not None:
             # Of a reward that is replaced.
-            monkeypatch.setattr("glm_grpo.prepared.prepared_run.check_used", lambda *_: None)
+            monkeypatch.setattr("glm_grpo.setup.prepared_run.check_used", lambda *_: None)
         lock = RunLock()
         resumed = find_resumed(config, lock)
         prepared = prepare(config, resumed=resumed)
@@ -113,7 +113,7 @@ def make_trainer(tmp_path, small, half_size, monkeypatch):
         if change_stage is not None:
             models = change_stage(models)
         if work is not None:
-            monkeypatch.setattr("glm_grpo.prepared.trainer.work_of_run", lambda *_: work)
+            monkeypatch.setattr("glm_grpo.setup.trainer.work_of_run", lambda *_: work)
         trainer = build_trainer(
             prepared,
             models,

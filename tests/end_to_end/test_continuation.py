@@ -8,11 +8,11 @@ import pytest
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
-from glm_grpo.prepared.start import find_start
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import untrained_means
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.setup.start import find_start
 from tests.end_to_end.runs import read_record, signal_at
 from tests.factories import Brightness
 

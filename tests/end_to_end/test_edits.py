@@ -12,10 +12,10 @@ from PIL import Image
 
 from glm_grpo.config import compose_config
 from glm_grpo.errors import ConfigError
-from glm_grpo.prepared.prepared_run import prepare
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_metrics, read_table
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.studio.compare.comparison import compare
 from glm_grpo.studio.probe.figures import report_probe
 from glm_grpo.studio.probe.page import write_probe

@@ -15,8 +15,8 @@ from glm_grpo.models.find import FoundModel
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.memory import BatchShape, evaluation_batch, training_batch
 from glm_grpo.plan.processes import refuse_for_processes
-from glm_grpo.prepared import memory
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup import memory
+from glm_grpo.setup.prepared_run import prepare
 from tests.plan.simple_planner import SimplePlanner
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -24,7 +24,7 @@ from examples import minimal_grpo
 from glm_grpo.commands import init
 from glm_grpo.commands.train import run_training
 from glm_grpo.config import Config, compose_config
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.tiny import prompts as tiny_prompts
 from tests.site.pages import PAGES, ROOT, WrittenFile, blocks, shell
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch, build_spares
 from tests.factories import tiny_config
 

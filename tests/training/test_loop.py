@@ -22,13 +22,13 @@ from glm_grpo.errors import HackingError, MemoryLimitError, NonFiniteError, Stor
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
-from glm_grpo.prepared.prompts import Prompts
-from glm_grpo.prepared.trainer import build_trainer
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import evaluation_steps, read_metrics, read_table
 from glm_grpo.run.trackers import Trackers
+from glm_grpo.setup.prompts import Prompts
+from glm_grpo.setup.trainer import build_trainer
 from glm_grpo.terminal import explain
 from glm_grpo.training import records, saver
 from glm_grpo.training.loop import Trainer

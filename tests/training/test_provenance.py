@@ -22,7 +22,6 @@ from glm_grpo.config.losses import CustomLoss
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import CheckpointError
 from glm_grpo.models.find import find_model
-from glm_grpo.prepared.provenance import describe_provenance, keep_provenance
 from glm_grpo.run.checkpoints import save_checkpoint
 from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import find_checkpoint
@@ -33,6 +32,7 @@ from glm_grpo.run.provenance import (
     read_provenance,
     write_provenance,
 )
+from glm_grpo.setup.provenance import describe_provenance, keep_provenance
 from tests.opened import OpenedRun, open_run
 from tests.rewards.endpoint import Reply, answering
 from tests.training.test_resume import CONFIGS, STATE, TENSORS

@@ -11,7 +11,7 @@ from glm_grpo.config.sections import SftSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.offload import Offload
-from glm_grpo.prepared.rewards import check_targets
+from glm_grpo.setup.rewards import check_targets
 from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.training.targets import sft_weight, tokenize_targets
 from glm_grpo.types import PromptBatch, TargetTokens

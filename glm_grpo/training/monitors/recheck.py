@@ -59,8 +59,8 @@ def spearman_correlations(
 ) -> Float64[Tensor, " P"]:
     """Spearman's rank correlation of each group: Pearson's correlation of average ranks.
 
-    0 if one of the two is flat, because it shows nothing of the other's order. NaN if both are
-    flat, because there is no order, and for a group of which an image has no score (NaN).
+    0 if one of the two is a zero-std group, which shows nothing of the other's order. NaN if both
+    are, because there is no order, and for a group of which an image has no score (NaN).
 
     Source: Spearman, The proof and measurement of association between two things, American
     Journal of Psychology 15 (1904).
@@ -69,13 +69,13 @@ def spearman_correlations(
         first: Scores.
         second: Scores of the same images.
     """
-    flat = torch.stack([is_zero_std(first), is_zero_std(second)])
+    zero_std = torch.stack([is_zero_std(first), is_zero_std(second)])
     ranks, others = _centred_ranks(first), _centred_ranks(second)
     sizes = ranks.square().sum(dim=1) * others.square().sum(dim=1)
-    is_undefined = flat.all(dim=0) | (first + second).isnan().any(dim=1)
+    is_undefined = zero_std.all(dim=0) | (first + second).isnan().any(dim=1)
     # 0 / 0 in a zero-std group; replaced below.
     correlations = (ranks * others).sum(dim=1) / sizes.sqrt()
-    return correlations.masked_fill(flat.any(dim=0), 0.0).masked_fill(is_undefined, math.nan)
+    return correlations.masked_fill(zero_std.any(dim=0), 0.0).masked_fill(is_undefined, math.nan)
 
 
 def _centred_ranks(scores: Float32[Tensor, "P G"]) -> Float64[Tensor, "P G"]:

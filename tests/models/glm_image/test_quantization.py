@@ -20,8 +20,8 @@ from glm_grpo.models.glm_image.planner import GlmImagePlanner, part_bytes, read_
 from glm_grpo.models.glm_image.prefill import read_prompts
 from glm_grpo.models.offload import ModulePart, scales
 from glm_grpo.plan.memory import language_tensors, trained_bytes
-from glm_grpo.prepared.loading import load_models
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.loading import load_models
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.replay_check import compare_replay
 from tests.factories import tiny_config
 

@@ -11,7 +11,7 @@ import torch
 from glm_grpo.commands.probe import probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
-from glm_grpo.prepared.prepared_run import prepare
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.studio.probe.credit import CreditProbe
 from glm_grpo.studio.probe.figures import equal_weights, report_decode, report_probe
 from glm_grpo.studio.probe.probe import FullDecode, join_decodes, sample_probe

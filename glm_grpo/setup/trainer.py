@@ -7,10 +7,6 @@ from rich.console import Console
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.config import Config
 from glm_grpo.plan.floors import work_of_run
-from glm_grpo.prepared.collectors import start_collectors
-from glm_grpo.prepared.learner import build_learner
-from glm_grpo.prepared.prepared_run import PreparedRun
-from glm_grpo.prepared.prompts import held_out_batches
 from glm_grpo.run.checkpoints import forget_checkpoints_after, prune_checkpoints
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder
@@ -18,6 +14,10 @@ from glm_grpo.run.run_state import RunState
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.run.trackers import Trackers
 from glm_grpo.run.writing import truncate_after
+from glm_grpo.setup.collectors import start_collectors
+from glm_grpo.setup.learner import build_learner
+from glm_grpo.setup.prepared_run import PreparedRun
+from glm_grpo.setup.prompts import held_out_batches
 from glm_grpo.training.loop import Trainer
 from glm_grpo.training.models import Models
 from glm_grpo.training.monitors.hacking import HackingMonitor

@@ -13,9 +13,9 @@ from glm_grpo.collectors.ray_collector import CollectorSetup
 from glm_grpo.collectors.source import AsynchronousSource
 from glm_grpo.config import Config
 from glm_grpo.models.find import find_model
-from glm_grpo.prepared.loading import load_models
-from glm_grpo.prepared.prepared_run import PreparedRun
-from glm_grpo.prepared.start import find_start
+from glm_grpo.setup.loading import load_models
+from glm_grpo.setup.prepared_run import PreparedRun
+from glm_grpo.setup.start import find_start
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.models import Models
 

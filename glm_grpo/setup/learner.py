@@ -9,11 +9,11 @@ from glm_grpo.config import Config
 from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.offload import OptimizerPart
-from glm_grpo.prepared.prepared_run import PreparedRun
 from glm_grpo.run.checkpoints import Checkpoint
 from glm_grpo.run.finding import start_step
 from glm_grpo.run.optimizer_state import load_optimizer
 from glm_grpo.run.run_state import RunState
+from glm_grpo.setup.prepared_run import PreparedRun
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards
 from glm_grpo.training.learner import RunLearner
 from glm_grpo.training.models import Models

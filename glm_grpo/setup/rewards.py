@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import ConfigError
-from glm_grpo.prepared.prompts import Prompts
+from glm_grpo.setup.prompts import Prompts
 from rewards.coverage import check_prompts
 from rewards.problems import Problem, describe_problems
 from rewards.score import Scorer

@@ -15,16 +15,16 @@ from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.planning import Parallelism, Planner
 from glm_grpo.plan.processes import refuse_for_processes
-from glm_grpo.prepared.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
-from glm_grpo.prepared.loading import load_models
-from glm_grpo.prepared.memory import check_fit
-from glm_grpo.prepared.prompts import Prompts, read_prompts
-from glm_grpo.prepared.rewards import check_scored, check_targets, check_used
-from glm_grpo.prepared.start import find_start, pin_start
 from glm_grpo.run.checkpoints import Checkpoint, load_checkpoint
 from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.run.resume import ResumedRun
 from glm_grpo.run.trackers import check_trackers
+from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
+from glm_grpo.setup.loading import load_models
+from glm_grpo.setup.memory import check_fit
+from glm_grpo.setup.prompts import Prompts, read_prompts
+from glm_grpo.setup.rewards import check_scored, check_targets, check_used
+from glm_grpo.setup.start import find_start, pin_start
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.models import Models

@@ -12,8 +12,8 @@ from glm_grpo.data.prompts import PromptSource, shared_rows
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.planning import Planner
 from glm_grpo.output import counted, printable
-from glm_grpo.prepared.prompts import Prompts
-from glm_grpo.prepared.rewards import ASKING
+from glm_grpo.setup.prompts import Prompts
+from glm_grpo.setup.rewards import ASKING
 from glm_grpo.tiny.prompts import is_known, known_form
 from rewards.texts import find_quoted_texts
 

@@ -1,0 +1,1 @@
+"""Set a run up: check and prepare it, load its models, build what learns, and the trainer."""
