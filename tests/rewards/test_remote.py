@@ -275,15 +275,15 @@ def test_a_server_scores_in_turn_for_many_clients_and_answers_info_meanwhile() -
 def image_sent(png: object = None) -> dict[str, object]:
     """A request with one image."""
     sent = json.loads(request_of([DOG]))
-    return {**sent, "images": [{"prompt": 0, "png": png}]}
+    return {**sent, "pictures": [{"prompt": 0, "png": png}]}
 
 
 @pytest.mark.parametrize(
     ("request_sent", "error"),
     [
         ({}, "body.protocol: Field required"),
-        (image_sent("aGVsbG8="), r"body.images.0.png: .*not a PNG"),
-        (image_sent(7), r"body.images.0.png: .*Tensor"),
+        (image_sent("aGVsbG8="), r"body.pictures.0.png: .*not a PNG"),
+        (image_sent(7), r"body.pictures.0.png: .*Tensor"),
         ({**json.loads(request_of([DOG])), "more": 1}, "body.more: Extra"),
     ],
 )
