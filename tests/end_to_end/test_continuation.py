@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import signal
 
 import pytest
@@ -10,8 +12,13 @@ from glm_grpo.config import compose_config
 from glm_grpo.errors import CheckpointError, ConfigError
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.lock import RunLock
+from glm_grpo.run.resume import find_resumed
 from glm_grpo.run.summaries import untrained_means
 from glm_grpo.run.tables import read_metrics
+from glm_grpo.setup.collectors import collector_setup
+from glm_grpo.setup.learner import build_learner
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.setup.start import find_start
 from tests.end_to_end.runs import read_record, signal_at
 from tests.factories import Brightness
@@ -89,3 +96,29 @@ def test_a_run_begins_with_the_weights_of_another_one_and_goes_on_with_them(
     misspelt = [f"model.start_from={first_dir.parent / 'frist'}"]
     with pytest.raises(CheckpointError, match=f"did you mean {first_dir}"):
         find_start(compose_config(configs_dir, "tiny", misspelt))
+
+
+def test_collectors_of_a_resumed_run_do_not_read_the_start_that_its_checkpoint_replaces(
+    make_trainer,
+):
+    small = ("rollout.group_size=2", "model.adapter={rank: 4, alpha: 8.0}")
+    sft = (*small, "train.method=sft", "train.steps=1", "optim.learning_rate=1e-3")
+    first, _, first_dir = make_trainer(*sft, folder="first", term=Brightness())
+    first.run()
+    more = (*small, "train.steps=2", f"model.start_from={first_dir}")
+    stopped, before, run_dir = make_trainer(
+        *more, folder="parts", term=Brightness(), change_step=signal_at(1, signal.SIGINT)
+    )
+    assert stopped.run() is None
+    shutil.rmtree(first_dir)
+
+    config = compose_config(None, None, [f"train.resume={run_dir}"])
+    prepared = prepare(config, resumed=find_resumed(config, RunLock()))
+    models = prepared.load()
+    build_learner(prepared, models)
+    # As Ray sends it to another process.
+    setup = pickle.loads(pickle.dumps(collector_setup(prepared, models)))
+    reference = setup.make_models(setup.config).policy.reference_tensors()
+    expected = before.policy.reference_tensors()
+    assert expected
+    assert all(reference[name].equal(tensor) for name, tensor in expected.items())
