@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
@@ -23,6 +23,7 @@ from glm_grpo.models.base import Policy
 from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, join_drawn
 from glm_grpo.models.four_bits import dequantize
 from glm_grpo.models.lora import adapt, held_factors
+from glm_grpo.models.network import PolicyNetwork
 from glm_grpo.models.sampling import draw_grids
 from glm_grpo.models.token_step import ReadPrompts, StepBuilder
 from glm_grpo.seeds import derive_seed
@@ -32,36 +33,6 @@ _ADAPTER_STD = 0.02
 """Of second factors that are drawn to check adapters, which are 0 in new ones."""
 
 _NO_REFERENCE = "the policy keeps no reference, because loss.kl_coef was 0 when it was built"
-
-Sequences = TypeVar("Sequences")
-
-
-class PolicyNetwork(nn.Module, Generic[Sequences]):
-    """The module that an `AdaptedPolicy` trains, and that engines wrap or shard.
-
-    Calling it with the fields of a family's sequences returns log-probs, entropies and the mass
-    outside the codebook, as plain tensors.
-
-    Attributes:
-        language_model: Stock decoder, with `embed_tokens` and `layers`.
-        has_entropy_gradient: Whether entropies have a gradient too, which takes memory.
-    """
-
-    language_model: Any
-    has_entropy_gradient = False
-
-    @property
-    def head(self) -> nn.Linear:
-        """The last map, whose first rows give the logits of the codebook; never quantised."""
-        raise NotImplementedError
-
-    def logits(self, hidden_states: Float[Tensor, "R D"]) -> Float32[Tensor, "N V"]:
-        """Logits that tokens are drawn from, from the states of all rows."""
-        raise NotImplementedError
-
-    def log_probs(self, sequences: Sequences) -> Float32[Tensor, "N T"]:
-        """Only the log-probabilities, without gradient."""
-        raise NotImplementedError
 
 
 class _Float32Embedding(nn.Module):
@@ -234,7 +205,7 @@ class AdaptedPolicy(Policy):
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         sequences = self._sequences(prompts, rollout, rows)
         with self._recomputing():
-            log_probs, entropy, outside_codebook = self._wrapped(*sequences)
+            log_probs, entropy, outside_codebook = self._wrapped(sequences)
         return Replay(
             log_probs,
             entropy=entropy,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from transformers import GlmImageTextModel
 from typing_extensions import override
 
-from glm_grpo.models.adapted_policy import PolicyNetwork
-from glm_grpo.models.token_scores import score_tokens, token_log_probs
+from glm_grpo.models.network import PolicyNetwork
 
 
 class TokenSequences(NamedTuple):
@@ -36,12 +34,7 @@ class TokenSequences(NamedTuple):
 
 
 class GlmImageNetwork(PolicyNetwork[TokenSequences]):
-    """Scores tokens under the codebook distribution.
-
-    Args:
-        codebook_size: Number of the head's first rows that can be drawn.
-        temperature: Divides the logits, > 0.
-    """
+    """Scores tokens under the codebook distribution; arguments as in `PolicyNetwork`."""
 
     _no_split_modules: ClassVar[list[str]] = ["GlmImageTextDecoderLayer"]
     """Modules that accelerate shards as a unit."""
@@ -54,54 +47,12 @@ class GlmImageNetwork(PolicyNetwork[TokenSequences]):
         codebook_size: int,
         temperature: float,
     ) -> None:
-        super().__init__()
-        self.language_model = language_model
+        super().__init__(language_model, codebook_size=codebook_size, temperature=temperature)
         self.lm_head = lm_head
-        self._codebook_size = codebook_size
-        self.temperature = temperature
 
-    def forward(
-        self,
-        input_ids: Int64[Tensor, "N S"],
-        attention_mask: Int64[Tensor, "N S"] | None,
-        position_ids: Int64[Tensor, "3 N S"],
-        token_ids: Int64[Tensor, "N T"],
-        sampling_mask: Bool[Tensor, "N T V"] | None,
-    ) -> tuple[Float32[Tensor, "N T"], Float32[Tensor, "N T"], Float32[Tensor, "N T"]]:
-        """The fields of `TokenScores`, from those of `TokenSequences`.
-
-        Plain tensors, because engines find the tensors of a backward pass only in tuples.
-        """
-        sequences = TokenSequences(
-            input_ids, attention_mask, position_ids, token_ids, sampling_mask
-        )
-        scores = score_tokens(
-            self._read(sequences),
-            self.lm_head.weight,
-            token_ids,
-            codebook_size=self._codebook_size,
-            temperature=self.temperature,
-            sampling_mask=sampling_mask,
-            has_entropy_gradient=self.has_entropy_gradient and torch.is_grad_enabled(),
-        )
-        entropy = scores.entropy.clone() if self.has_entropy_gradient else scores.entropy
-        # FSDP2 hooks the returned tensors, and warns about views.
-        return scores.log_probs.clone(), entropy, scores.outside_codebook
-
-    def log_probs(self, sequences: TokenSequences) -> Float32[Tensor, "N T"]:
-        """Only the log-probabilities of `forward`, without gradient."""
-        return token_log_probs(
-            self._read(sequences),
-            self.lm_head.weight,
-            sequences.token_ids,
-            codebook_size=self._codebook_size,
-            temperature=self.temperature,
-            sampling_mask=sequences.sampling_mask,
-        )
-
+    @override
     def logits(self, hidden_states: Float[Tensor, "N D"]) -> Float32[Tensor, "N V"]:
-        """Logits of the codebook in fp32, divided by the temperature."""
-        logits = nn.functional.linear(hidden_states, self.head.weight[: self._codebook_size])
+        logits = nn.functional.linear(hidden_states, self.head.weight[: self.codebook_size])
         return logits.float() / self.temperature
 
     @property
@@ -109,8 +60,8 @@ class GlmImageNetwork(PolicyNetwork[TokenSequences]):
     def head(self) -> nn.Linear:
         return self.lm_head
 
+    @override
     def _read(self, sequences: TokenSequences) -> Float[Tensor, "N T D"]:
-        """The hidden states that predict the generated tokens."""
         hidden_states = self.language_model(
             input_ids=sequences.input_ids,
             attention_mask=sequences.attention_mask,

@@ -95,7 +95,7 @@ class GlmImagePolicy(AdaptedPolicy):
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         sequences = TokenSequences(one, one + 1, one.expand(3, 1, 1), one, None)
         with torch.no_grad():
-            self.network(*sequences)
+            self.network(sequences)
 
     def first_layers(self, count: int) -> GlmImagePolicy:
         """See `AdaptedPolicy`; never compiled, which takes a minute and is checked by itself."""

@@ -11,8 +11,7 @@ from transformers import JanusForConditionalGeneration
 from typing_extensions import override
 
 from glm_grpo.config.sections import RolloutSection
-from glm_grpo.models.adapted_policy import PolicyNetwork
-from glm_grpo.models.token_scores import score_tokens, token_log_probs
+from glm_grpo.models.network import PolicyNetwork
 
 PUBLISHED_GUIDANCE = 5.0
 """Scale of guidance that the model is published with. Source: `convert_janus_weights_to_hf.py` of
@@ -62,12 +61,14 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
     def __init__(
         self, model: JanusForConditionalGeneration, *, temperature: float, guidance_scale: float
     ) -> None:
-        super().__init__()
-        self.language_model = model.model.language_model
+        super().__init__(
+            model.model.language_model,
+            codebook_size=len(model.model.generation_head.vision_head.weight),
+            temperature=temperature,
+        )
         self.generation_embeddings = model.model.generation_embeddings
         self.generation_aligner = model.model.generation_aligner
         self.generation_head = model.model.generation_head
-        self.temperature = temperature
         self.guidance_scale = guidance_scale
 
     @property
@@ -81,48 +82,8 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
         """Whether every image takes a second row, without the prompt."""
         return self.guidance_scale > 1.0
 
-    def forward(
-        self,
-        input_ids: Int64[Tensor, "R L"],
-        attention_mask: Int64[Tensor, "R S"] | None,
-        token_ids: Int64[Tensor, "N T"],
-        sampling_mask: Bool[Tensor, "N T V"] | None,
-    ) -> tuple[Float32[Tensor, "N T"], Float32[Tensor, "N T"], Float32[Tensor, "N T"]]:
-        """The fields of `TokenScores`, from those of `TokenSequences`.
-
-        Plain tensors, because engines find the tensors of a backward pass only in tuples.
-        """
-        sequences = TokenSequences(input_ids, attention_mask, token_ids, sampling_mask)
-        last = self.head
-        scores = score_tokens(
-            self._read(sequences),
-            last.weight,
-            token_ids,
-            bias=last.bias,
-            codebook_size=len(last.weight),
-            temperature=self.temperature,
-            sampling_mask=sampling_mask,
-            has_entropy_gradient=self.has_entropy_gradient and torch.is_grad_enabled(),
-        )
-        entropy = scores.entropy.clone() if self.has_entropy_gradient else scores.entropy
-        # FSDP2 hooks the returned tensors, and warns about views.
-        return scores.log_probs.clone(), entropy, scores.outside_codebook
-
-    def log_probs(self, sequences: TokenSequences) -> Float32[Tensor, "N T"]:
-        """Only the log-probabilities of `forward`, without gradient."""
-        last = self.head
-        return token_log_probs(
-            self._read(sequences),
-            last.weight,
-            sequences.token_ids,
-            bias=last.bias,
-            codebook_size=len(last.weight),
-            temperature=self.temperature,
-            sampling_mask=sequences.sampling_mask,
-        )
-
+    @override
     def logits(self, hidden_states: Float[Tensor, "R D"]) -> Float32[Tensor, "N V"]:
-        """Guided logits in fp32, divided by the temperature, from the states of all rows."""
         last = self.head
         products = self._guide(hidden_states) @ last.weight.T
         return (products.float() + last.bias) / self.temperature
@@ -132,8 +93,8 @@ class JanusNetwork(PolicyNetwork[TokenSequences]):
         states = self.generation_aligner(self.generation_embeddings(token_ids))
         return torch.cat([states, states]) if self.is_guided else states
 
+    @override
     def _read(self, sequences: TokenSequences) -> Float[Tensor, "N T D"]:
-        """Guided states that predict the generated tokens."""
         prompts = self.language_model.embed_tokens(sequences.input_ids)
         generated = self.embed_tokens(sequences.token_ids[:, :-1])
         mask = sequences.attention_mask

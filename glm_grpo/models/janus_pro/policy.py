@@ -85,7 +85,7 @@ class JanusProPolicy(AdaptedPolicy):
         rows = 2 if self.network.is_guided else 1
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with torch.no_grad():
-            self.network(*TokenSequences(one.expand(rows, 1), None, one, None))
+            self.network(TokenSequences(one.expand(rows, 1), None, one, None))
 
     def _encode(self, batch: PromptBatch) -> PromptInputs:
         captions = [prompt.prompt for prompt in batch.prompts]

@@ -62,7 +62,7 @@ def measure(policy: GlmImagePolicy, strategy: AccelerateStrategy) -> dict:
     policy.network.train()
 
     def learn():
-        log_probs, *_ = strategy._wrapped(*sequences())
+        log_probs, *_ = strategy._wrapped(sequences())
         strategy.backward(log_probs.sum())
 
     learn()

@@ -113,7 +113,7 @@ def _with_backward_pass(network: GlmImageNetwork, sequences: TokenSequences) -> 
     first: nn.Module = network.language_model.layers[0]
     with torch.enable_grad():
         network.language_model.train()
-        log_probs = network(*sequences)[0]
+        log_probs = network(sequences)[0]
         network.language_model.eval()
         # All layers take part in the gradient of the first one.
         torch.autograd.grad(log_probs.sum(), _smallest(first.parameters()))
