@@ -19,6 +19,7 @@ from glm_grpo.grpo.learning_rate import LearningRate
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.losses import LossInputs, Mismatch, grpo_loss, measure_mismatch
 from glm_grpo.grpo.minibatches import MicroBatch, split_experience, split_targets
+from glm_grpo.grpo.old_log_probs import OldLogProbs
 from glm_grpo.grpo.policy import PolicyForUpdate, Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.supervised import SFT_METRICS, learn_targets
@@ -142,15 +143,10 @@ def update_policy(
             minibatches=train.minibatches,
             micro_batch_size=train.micro_batch_size,
         )
-    samples = _Samples(experience, loss)
-    # Their own updates replay them when the policy has moved.
-    samples.replay_now(learner.policy, minibatches[1:])
-    total, done = sum(map(len, minibatches)) * train.epochs_per_rollout, itertools.count(1)
-
-    def note_progress() -> None:
-        # A gradient that overflowed is computed again.
-        on_progress(min(next(done), total), total)
-
+    samples = _Samples(experience, loss, OldLogProbs(experience.rollout))
+    # The policy has moved when their own updates replay them.
+    _replay_ahead(learner.policy, samples, minibatches[1:])
+    progress = _Progress(on_progress, sum(map(len, minibatches)) * train.epochs_per_rollout)
     reports: list[UpdateReport] = []
     names: set[str] = set()
     # Whether the policy is still the one that sampled.
@@ -158,7 +154,7 @@ def update_policy(
     updates = [*zip(minibatches, supervised, strict=True)] * train.epochs_per_rollout
     for of_samples, of_targets in updates:
         accumulate = partial(
-            _learn_minibatch, learner, samples, of_samples, targets, of_targets, note_progress
+            _learn_minibatch, learner, samples, of_samples, targets, of_targets, progress
         )
         found = _joined_gradient(learner, accumulate)
         metrics = found.term.means
@@ -181,11 +177,11 @@ def _learn_minibatch(
     of_samples: list[MicroBatch],
     targets: TargetTokens | None,
     of_targets: list[MicroBatch],
-    note_progress: Callable[[], object],
+    progress: _Progress,
 ) -> LossTerm:
     """Accumulate the gradient of one minibatch: of its samples, and of its target images."""
     term = _learn_samples(
-        learner, samples, of_samples, is_last_term=not of_targets, note_progress=note_progress
+        learner, samples, of_samples, is_last_term=not of_targets, progress=progress
     )
     if targets is None:
         return term
@@ -228,7 +224,7 @@ def policy_gradient(
     for parameter in parameters:
         parameter.grad = None
     (micro_batches,) = minibatches
-    samples = _Samples(experience, loss)
+    samples = _Samples(experience, loss, OldLogProbs(experience.rollout))
     for done, micro_batch in enumerate(micro_batches, start=1):
         _backward_samples(policy, strategy, samples, micro_batch)
         on_progress(done, len(micro_batches))
@@ -359,39 +355,43 @@ def _is_noise_alone(
 
 @dataclass(frozen=True)
 class _Samples:
-    """Sampled tokens, and the loss that is computed from them.
-
-    Attributes:
-        first_log_probs: The ratio's denominators by row: log-probs in the first replay of a
-            sequence, which comes before the policy moves.
-    """
+    """Sampled tokens, and what their loss is computed from."""
 
     experience: Experience
     loss: AnyLoss
-    first_log_probs: dict[int, Float32[Tensor, " T"]] = field(default_factory=dict)
+    old_log_probs: OldLogProbs
 
-    @torch.no_grad()
-    def replay_now(
-        self, policy: PolicyForUpdate, minibatches: Sequence[Sequence[MicroBatch]]
-    ) -> None:
-        """Make this the first replay of some minibatches."""
-        for micro_batch in itertools.chain.from_iterable(minibatches):
-            rows = micro_batch.rows
-            replay = policy.replay(self.experience.prompts, self.experience.rollout, rows)
-            if micro_batch.fraction > 0:
-                found = zip(rows.tolist(), replay.log_probs.cpu(), strict=True)
-                self.first_log_probs.update(found)
 
-    def old_log_probs(
-        self, rows: Int64[Tensor, " N"], replayed: Float32[Tensor, "N T"]
-    ) -> Float32[Tensor, "N T"]:
-        """Log-probs of some rows in their first replay, which may be this one."""
-        own = replayed.detach().cpu()
-        first = [
-            self.first_log_probs.setdefault(row, log_probs)
-            for row, log_probs in zip(rows.tolist(), own, strict=True)
-        ]
-        return torch.stack(first).to(replayed.device)
+@dataclass
+class _Progress:
+    """Counts micro-batches of sampled tokens.
+
+    Attributes:
+        total: Number of them in all updates.
+    """
+
+    on_progress: ProgressCallback
+    total: int
+    done: int = 0
+
+    def advance(self) -> None:
+        # A gradient that overflowed is computed again.
+        self.done = min(self.done + 1, self.total)
+        self.on_progress(self.done, self.total)
+
+
+@torch.no_grad()
+def _replay_ahead(
+    policy: PolicyForUpdate, samples: _Samples, minibatches: Sequence[Sequence[MicroBatch]]
+) -> None:
+    """Compute the old log-probs of minibatches before the policy moves."""
+    experience = samples.experience
+    for micro_batch in itertools.chain.from_iterable(minibatches):
+        rows = micro_batch.rows
+        replay = policy.replay(experience.prompts, experience.rollout, rows)
+        # Row 0 of a stand-in is stored by the micro-batch that it belongs to.
+        if micro_batch.fraction > 0:
+            samples.old_log_probs.fill(rows, replay.log_probs)
 
 
 def _learn_samples(
@@ -400,7 +400,7 @@ def _learn_samples(
     micro_batches: Sequence[MicroBatch],
     *,
     is_last_term: bool,
-    note_progress: Callable[[], object],
+    progress: _Progress,
 ) -> LossTerm:
     parts = []
     for micro_batch in micro_batches:
@@ -408,7 +408,7 @@ def _learn_samples(
         with learner.strategy.accumulation(is_last=is_last):
             parts.append(_backward_samples(learner.policy, learner.strategy, samples, micro_batch))
         refuse_other_metrics(parts[-1].means, parts[0].means)
-        note_progress()
+        progress.advance()
     replayed = [
         part
         for part, micro_batch in zip(parts, micro_batches, strict=True)
@@ -429,6 +429,8 @@ def _backward_samples(
     experience = samples.experience
     replay = policy.replay(experience.prompts, experience.rollout, micro_batch.rows)
     log_probs = replay.log_probs.detach()
+    # Changes nothing after the first update, which takes the log-probs of its own replay.
+    samples.old_log_probs.fill(micro_batch.rows, log_probs)
     inputs, mismatch = _loss_inputs(samples, micro_batch.rows, replay)
     output = grpo_loss(inputs, samples.loss)
     # Gradients are averaged over the processes, but fractions add up to 1 over all of them.
@@ -459,7 +461,7 @@ def _loss_inputs(
 
     experience, loss = samples.experience, samples.loss
     reference = experience.reference_log_probs
-    old = samples.old_log_probs(rows, replay.log_probs)
+    old = samples.old_log_probs.of_rows(rows).to(replay.log_probs.device)
     sampling = of_rows(experience.rollout.log_probs)
     mismatch = measure_mismatch(
         old,
