@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float32, Int64
@@ -16,10 +16,9 @@ from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.credit import TokenPlaces, place_credit, token_advantages
 from glm_grpo.grpo.losses import reference_penalty
-from glm_grpo.models.base import Policy
 from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.generate import decode_and_score, encode_sources, sample
+from glm_grpo.training.generate import decode, encode_sources, sample, wait_for_scores
 from glm_grpo.training.models import Models, PhaseClock, describe_replay
 from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.refusals import check_refusals, find_refusals, join_refusals
@@ -71,44 +70,42 @@ def _sample_and_score(
     models: Models, batch: PromptBatch, *, config: Config, clock: PhaseClock, grid: Grid | None
 ) -> Experience:
     """Experience of some prompts, with advantages of 0 until all groups are sampled."""
-    kl_coef, kl_coef_in_reward = config.loss.kl_coef, config.loss.kl_coef_in_reward
+    loss = config.loss
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, batch_size=config.rollout.batch_size, clock=clock)
-    is_sampled_by_reference = kl_coef > 0 and models.policy.is_reference()
-
-    replayed = partial(_replay_all, models, batch, rollout, config.train.micro_batch_size, clock)
-
-    @cache
-    def reference() -> Float32[Tensor, "P G T"]:
-        return replayed(models.policy.reference_log_probs)
-
-    # While waiting for scores, unless the policy has to be moved back for it.
-    is_early = kl_coef > 0 and not models.offload.moves("policy")
-    images, table = decode_and_score(
+    is_sampled_by_reference = loss.kl_coef > 0 and models.policy.is_reference()
+    tokens = _SampledTokens(models, batch, rollout, config.train.micro_batch_size, clock)
+    decoded = decode(
         models.with_decode_steps(config.decode.training_steps),
         batch,
         rollout.token_ids,
         clock,
-        meanwhile=reference if is_early else None,
         grid=grid,
     )
+    reference = None
+    # While terms score, unless the policy has to be moved back for it.
+    if loss.kl_coef > 0 and not models.offload.moves("policy"):
+        reference = tokens.reference_log_probs()
+    table = wait_for_scores(models, batch, decoded, clock)
+    if loss.kl_coef > 0 and reference is None:
+        reference = tokens.reference_log_probs()
     totals = combine(table, mode=config.reward.combine)
     penalties = torch.zeros_like(totals)
-    if kl_coef_in_reward > 0 and not is_sampled_by_reference:
+    if loss.kl_coef_in_reward > 0 and reference is not None and not is_sampled_by_reference:
         log_probs = rollout.log_probs
         if models.policy.dtype != torch.float32:
             # Summed over an image, what the sampler rounds differently would count as reward.
-            log_probs = replayed(partial(_own_log_probs, models.policy))
-        penalties = reference_penalty(log_probs, reference(), kl_coef=kl_coef_in_reward)
+            log_probs = tokens.policy_log_probs()
+        penalties = reference_penalty(log_probs, reference, kl_coef=loss.kl_coef_in_reward)
     return Experience(
         prompts=batch,
         rollout=rollout,
-        images=images,
+        images=decoded.images,
         rewards=table,
         totals=totals,
         penalties=penalties,
         advantages=torch.zeros_like(totals)[..., None],
-        reference_log_probs=reference() if kl_coef > 0 else None,
+        reference_log_probs=reference,
         is_sampled_by_reference=is_sampled_by_reference,
     )
 
@@ -210,28 +207,34 @@ def _refill(
     return replace(join_experiences(parts), trained=trained)
 
 
-@torch.no_grad()
-def _own_log_probs(
-    policy: Policy, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
-) -> Float32[Tensor, "N T"]:
-    return policy.replay(batch, rollout, rows).log_probs
+@dataclass(frozen=True)
+class _SampledTokens:
+    """Sampled tokens of some prompts, whose log-probs are computed for some rows at a time."""
 
+    models: Models
+    batch: PromptBatch
+    rollout: Rollout
+    micro_batch_size: int
+    clock: PhaseClock
 
-def _replay_all(
-    models: Models,
-    batch: PromptBatch,
-    rollout: Rollout,
-    micro_batch_size: int,
-    clock: PhaseClock,
-    score: Callable[[PromptBatch, Rollout, Int64[Tensor, " N"]], Float32[Tensor, "N T"]],
-) -> Float32[Tensor, "P G T"]:
-    """Log-probs of all sampled tokens, from those of some rows at a time."""
-    shape = rollout.token_ids.shape[:2]
-    with models.phase("update", describe_replay(batch, models.policy, micro_batch_size), clock):
+    def reference_log_probs(self) -> Float32[Tensor, "P G T"]:
+        return self._of_all_rows(self.models.policy.reference_log_probs)
+
+    @torch.no_grad()
+    def policy_log_probs(self) -> Float32[Tensor, "P G T"]:
+        return self._of_all_rows(lambda *scored: self.models.policy.replay(*scored).log_probs)
+
+    def _of_all_rows(
+        self,
+        score: Callable[[PromptBatch, Rollout, Int64[Tensor, " N"]], Float32[Tensor, "N T"]],
+    ) -> Float32[Tensor, "P G T"]:
+        shape = self.rollout.token_ids.shape[:2]
+        work = describe_replay(self.batch, self.models.policy, self.micro_batch_size)
         parts = []
-        micro_batches = torch.arange(shape.numel()).split(micro_batch_size)
-        for done, rows in enumerate(micro_batches, start=1):
-            parts.append(score(batch, rollout, rows).cpu())
-            clock.count(done, len(micro_batches))
-    log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
-    return log_probs
+        with self.models.phase("update", work, self.clock):
+            micro_batches = torch.arange(shape.numel()).split(self.micro_batch_size)
+            for done, rows in enumerate(micro_batches, start=1):
+                parts.append(score(self.batch, self.rollout, rows).cpu())
+                self.clock.count(done, len(micro_batches))
+        log_probs: Tensor = torch.cat(parts).unflatten(0, shape)
+        return log_probs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from glm_grpo.models.sampling import prompts_at_once
 from glm_grpo.training.collate import join_rollouts
 from glm_grpo.training.models import Models, PhaseClock, describe_decoding, describe_sampling
 from glm_grpo.types import ImageBatch, ProgressCallback, PromptBatch, Rollout
+from rewards.score import Scoring
 from rewards.score_map import Grid
 from rewards.types import RewardTable
 
@@ -82,27 +83,32 @@ def _report_in_part(
     on_progress(number * total + done, parts * total)
 
 
-def decode_and_score(
+@dataclass(frozen=True)
+class Decoded:
+    """Decoded images of a batch, which terms may be scoring already."""
+
+    images: ImageBatch
+    scoring: Scoring
+
+
+def decode(
     models: Models,
     batch: PromptBatch,
     token_ids: Int64[Tensor, "P G T"],
-    clock: PhaseClock | None = None,
+    clock: PhaseClock,
     *,
     is_evaluation: bool = False,
-    meanwhile: Callable[[], object] | None = None,
     grid: Grid | None = None,
-) -> tuple[ImageBatch, RewardTable]:
-    """Decode prompt by prompt; score groups while later ones decode, if the terms allow it.
+) -> Decoded:
+    """Decode prompt by prompt; groups are scored while later ones decode, if the terms allow it.
 
-    The phase `reward` is the time the step waits for scores after the last image is decoded and
-    `meanwhile` is done. Terms whose networks wait in CPU memory during decoding start then.
-    `is_evaluation` selects the terms that score, and the remedies when memory runs out. With
-    `grid`, the table says what each place earned.
+    Args:
+        is_evaluation: Selects the terms that score, and the remedies when memory runs out.
+        grid: Places for which the table says what they earned; None: none.
 
     Raises:
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
-    clock = clock or PhaseClock()
     is_resident = not models.offload.moves("rewards")
     scoring = models.scorer.begin(
         batch.prompts, is_resident=is_resident, is_training=not is_evaluation, grid=grid
@@ -114,11 +120,45 @@ def decode_and_score(
             clock.count(len(groups), len(batch.prompts))
             if models.scorer.is_overlapping:
                 scoring.add(group)
-    if meanwhile is not None:
-        meanwhile()
-    with models.phase("reward", work, clock, is_evaluation=is_evaluation):
+    images = ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds)
+    return Decoded(images, scoring)
+
+
+def wait_for_scores(
+    models: Models,
+    batch: PromptBatch,
+    decoded: Decoded,
+    clock: PhaseClock,
+    *,
+    is_evaluation: bool = False,
+) -> RewardTable:
+    """Scores of decoded images; the phase `reward` is the time that the step waits for them.
+
+    Terms whose networks wait in CPU memory during decoding start now.
+
+    Args:
+        is_evaluation: Whether to give the remedies for evaluations when memory runs out.
+
+    Raises:
+        MemoryLimitError: Memory ran out; the message names phase, size and remedy.
+    """
+    with models.phase("reward", describe_decoding(batch), clock, is_evaluation=is_evaluation):
         if not models.scorer.is_overlapping:
-            for group in groups:
-                scoring.add(group)
-        table = scoring.finish(clock.count)
-    return ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds), table
+            for group in decoded.images.pixels:
+                decoded.scoring.add(group)
+        return decoded.scoring.finish(clock.count)
+
+
+def decode_and_score(
+    models: Models,
+    batch: PromptBatch,
+    token_ids: Int64[Tensor, "P G T"],
+    clock: PhaseClock | None = None,
+    *,
+    is_evaluation: bool = False,
+) -> tuple[ImageBatch, RewardTable]:
+    """`decode`, then `wait_for_scores` at once."""
+    clock = clock or PhaseClock()
+    decoded = decode(models, batch, token_ids, clock, is_evaluation=is_evaluation)
+    table = wait_for_scores(models, batch, decoded, clock, is_evaluation=is_evaluation)
+    return decoded.images, table

@@ -23,7 +23,7 @@ from glm_grpo.models.offload import Offload
 from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.generate import decode_and_score
+from glm_grpo.training.generate import decode, wait_for_scores
 from glm_grpo.training.models import Models, PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.refusals import Refusals
@@ -109,7 +109,7 @@ def draw(
     parts: tuple[str, ...] = (),
     is_overlapping: bool = True,
     clock: PhaseClock | None = None,
-    meanwhile: Callable[[], object] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[ImageBatch, RewardTable]:
     models = Models(
         policy=NoPolicy(),
@@ -120,7 +120,9 @@ def draw(
     batch = PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=(5, 6))
     tokens = torch.zeros(2, 2, 3, dtype=torch.int64)
     clock = clock or PhaseClock()
-    return decode_and_score(models, batch, tokens, clock, meanwhile=meanwhile)
+    decoded = decode(models, batch, tokens, clock)
+    meanwhile()
+    return decoded.images, wait_for_scores(models, batch, decoded, clock)
 
 
 def test_decode_and_score_returns_all_images_with_their_scores(events: list[str]) -> None:
@@ -147,7 +149,7 @@ def test_decode_and_score_scores_after_the_last_image_where_nothing_may_overlap(
     assert events == ["draw 0", "draw 1", "score dog", "score cat"]
 
 
-def test_decode_and_score_does_other_work_before_it_waits_for_scores(events: list[str]) -> None:
+def test_decode_leaves_time_for_other_work_before_scores_are_waited_for(events: list[str]) -> None:
     is_done = threading.Event()
     in_time = []
 
