@@ -23,7 +23,7 @@ from benchmarks.step import OurStep
 from benchmarks.timing import Labels, Result, Target, compare, in_turns, option_parser, publish
 from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
-from glm_grpo.training.models import PhaseClock
+from glm_grpo.training.phases import PhaseClock
 from rewards.types import Prompt
 
 TARGET = Target("at most", 0.85)

@@ -31,7 +31,8 @@ from glm_grpo.grpo.update import Learner, UpdateReport, update_policy
 from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience, PromptBatch
 
 TARGET = Target("at least", 4.0)

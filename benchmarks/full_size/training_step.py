@@ -40,7 +40,8 @@ from glm_grpo.setup.trainer import build_trainer
 from glm_grpo.studio.gallery import refresh_gallery
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 

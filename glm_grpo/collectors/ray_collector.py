@@ -16,7 +16,8 @@ from glm_grpo.collectors.collector_pool import Collected, Order, Outcome
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.training.collect import collect
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from rewards.types import RewardError
 
 _WHOLE_STEP = "step"

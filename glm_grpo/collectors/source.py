@@ -24,7 +24,8 @@ from glm_grpo.collectors.collector_pool import (
 from glm_grpo.collectors.ledger import Assignment, Ledger, Steps
 from glm_grpo.config import Config
 from glm_grpo.errors import CollectorError
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience, PromptBatch
 
 logger = logging.getLogger(__name__)

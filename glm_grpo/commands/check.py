@@ -14,8 +14,10 @@ from glm_grpo.setup.prepared_run import PreparedRun, prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
-from glm_grpo.training.models import Models, PhaseClock, describe_replay
+from glm_grpo.training.models import Models
 from glm_grpo.training.moving_average import share_of_change
+from glm_grpo.training.out_of_memory import describe_replay
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.training.replay_check import check_code_path, check_replay
 from glm_grpo.types import Evaluation
 from rewards.types import RewardTable

@@ -18,7 +18,8 @@ from glm_grpo.models.find import FoundModel
 from glm_grpo.models.offload import ModulePart, Movable, Offload
 from glm_grpo.plan.processes import refuse_without_accelerator
 from glm_grpo.run.finding import FoundCheckpoint
-from glm_grpo.training.models import Models, out_of_memory_explained
+from glm_grpo.training.models import Models
+from glm_grpo.training.out_of_memory import out_of_memory_explained
 from rewards.build import build_scorer
 
 logger = logging.getLogger(__name__)

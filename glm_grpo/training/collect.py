@@ -19,7 +19,9 @@ from glm_grpo.grpo.losses import reference_penalty
 from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode, encode_sources, sample, wait_for_scores
-from glm_grpo.training.models import Models, PhaseClock, describe_replay
+from glm_grpo.training.models import Models
+from glm_grpo.training.out_of_memory import describe_replay
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.refusals import check_refusals, find_refusals, join_refusals
 from rewards.score_map import Grid

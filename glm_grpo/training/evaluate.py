@@ -10,7 +10,8 @@ import torch
 
 from glm_grpo.training.collate import join_images, join_tables
 from glm_grpo.training.generate import decode_and_score, encode_sources, sample
-from glm_grpo.training.models import Display, Models, NoDisplay, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import Display, NoDisplay, PhaseClock
 from glm_grpo.types import Evaluation, EvaluationPart, PromptBatch
 from rewards.refusals import find_refusals
 from rewards.types import RewardTable

@@ -12,7 +12,9 @@ from torch import Tensor
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.models.sampling import prompts_at_once
 from glm_grpo.training.collate import join_rollouts
-from glm_grpo.training.models import Models, PhaseClock, describe_decoding, describe_sampling
+from glm_grpo.training.models import Models
+from glm_grpo.training.out_of_memory import describe_decoding, describe_sampling
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import ImageBatch, ProgressCallback, PromptBatch, Rollout
 from rewards.score import Scoring
 from rewards.score_map import Grid

@@ -26,7 +26,7 @@ from glm_grpo.run.finding import resume_command
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.training.evaluate import evaluate
 from glm_grpo.training.interrupt import stop_on_signal
-from glm_grpo.training.models import PhaseClock
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.training.progress import Progress
 from glm_grpo.training.records import StepRecord
 from glm_grpo.training.saver import CheckpointSaver

@@ -43,13 +43,10 @@ from glm_grpo.training.metrics import (
     supervised_metrics,
     supervised_utilisation,
 )
-from glm_grpo.training.models import (
-    PhaseClock,
-    out_of_memory_explained,
-    peak_memory_bytes,
-    process_bytes,
-)
 from glm_grpo.training.monitors.hacking import HackingMonitor
+from glm_grpo.training.out_of_memory import out_of_memory_explained
+from glm_grpo.training.phases import PhaseClock
+from glm_grpo.training.process_memory import peak_memory_bytes, process_bytes
 from glm_grpo.types import Evaluation, EvaluationPart, Experience
 from rewards.canaries import Departure, measure_images
 from rewards.refusals import find_refusals

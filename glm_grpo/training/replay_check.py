@@ -20,7 +20,8 @@ from glm_grpo.grpo.losses import effective_sample_size
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Policy
 from glm_grpo.training.generate import encode_sources
-from glm_grpo.training.models import Models, describe_sampling
+from glm_grpo.training.models import Models
+from glm_grpo.training.out_of_memory import describe_sampling
 from glm_grpo.types import PromptBatch, Rollout
 
 TOLERANCE = 1e-3

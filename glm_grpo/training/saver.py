@@ -17,7 +17,7 @@ from glm_grpo.run.optimizer_state import optimizer_to_tensors
 from glm_grpo.run.writing import store_failure
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.learner import RunLearner
-from glm_grpo.training.models import out_of_memory_explained
+from glm_grpo.training.out_of_memory import out_of_memory_explained
 from rewards.types import RewardError
 
 

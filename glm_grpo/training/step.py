@@ -15,8 +15,10 @@ from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.learner import RunLearner
-from glm_grpo.training.models import Models, PhaseClock, describe_replay
+from glm_grpo.training.models import Models
 from glm_grpo.training.monitors.recheck import recheck_decode
+from glm_grpo.training.out_of_memory import describe_replay
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.training.records import Records, StepRecord
 from glm_grpo.training.replay_check import check_replay
 from glm_grpo.training.targets import sft_weight, tokenize_targets

@@ -9,7 +9,8 @@ import torch
 from glm_grpo.config.sections import SftSection
 from glm_grpo.data.prompts import prompts_at
 from glm_grpo.models.base import Preview
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import PromptBatch, TargetTokens
 
 

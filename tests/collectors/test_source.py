@@ -30,7 +30,8 @@ from glm_grpo.collectors.source import (
 )
 from glm_grpo.errors import CollectorError, MemoryLimitError
 from glm_grpo.models.offload import Offload
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt, RewardError, RewardTable

@@ -24,7 +24,8 @@ from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode, wait_for_scores
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.refusals import Refusals
 from rewards.score import Scorer, Term

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm_grpo.errors import MemoryLimitError
-from glm_grpo.training.models import (
+from glm_grpo.training.out_of_memory import (
     describe_decoding,
     describe_replay,
     describe_sampling,

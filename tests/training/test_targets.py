@@ -12,7 +12,8 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.offload import Offload
 from glm_grpo.setup.rewards import check_targets
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.training.targets import sft_weight, tokenize_targets
 from glm_grpo.types import PromptBatch, TargetTokens
 from rewards.score import Scorer, Term

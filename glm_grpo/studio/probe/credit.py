@@ -21,7 +21,8 @@ from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signal
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.output import describe_bytes
 from glm_grpo.training.collect import with_advantages
-from glm_grpo.training.models import Models, describe_replay
+from glm_grpo.training.models import Models
+from glm_grpo.training.out_of_memory import describe_replay
 from glm_grpo.types import Experience
 
 logger = logging.getLogger(__name__)

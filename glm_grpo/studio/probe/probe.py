@@ -19,13 +19,13 @@ from glm_grpo.studio.probe.credit import CreditProbe, with_advantage
 from glm_grpo.training.collate import join_tables
 from glm_grpo.training.collect import collect
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.models import (
-    Models,
-    PhaseClock,
+from glm_grpo.training.models import Models
+from glm_grpo.training.out_of_memory import (
     describe_decoding,
     describe_sampling,
     out_of_memory_explained,
 )
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import ImageBatch, PromptBatch
 from rewards.types import Prompt, RewardTable
 from rewards.weighting import combine

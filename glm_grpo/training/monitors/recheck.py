@@ -17,7 +17,8 @@ from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.training.collate import join_tables
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience
 from rewards.types import RewardTable
 from rewards.weighting import Mode, combine, is_zero_std

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from glm_grpo.data.prompts import batch_for_step, part_of_batch
 from glm_grpo.errors import PeerError
 from glm_grpo.training.distributed.processes import ALONE, Processes
-from glm_grpo.training.models import out_of_memory_explained
+from glm_grpo.training.out_of_memory import out_of_memory_explained
 from rewards.types import Prompt, RewardError
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.distributed.processes import Processes
 from glm_grpo.training.generate import decode_and_score
-from glm_grpo.training.models import Models, PhaseClock
+from glm_grpo.training.models import Models
 from glm_grpo.training.monitors.recheck import recheck_decode
+from glm_grpo.training.phases import PhaseClock
 from glm_grpo.types import Experience, PromptBatch, Rollout
 from rewards.score import Scorer, Term
 from rewards.types import Prompt

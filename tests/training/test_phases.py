@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm_grpo.training.models import PhaseClock
+from glm_grpo.training.phases import PhaseClock
 
 
 @pytest.mark.gpu
