@@ -114,7 +114,7 @@ def _run(bench: Bench) -> dict[str, Any]:
 
         trainer.step.take = noted  # type: ignore[method-assign]
         trainer.run()
-        rows = read_metrics(trainer._records.folder)
+        rows = read_metrics(trainer.step.records.folder)
         begun.append(time.perf_counter() - float(rows[-1]["time/evaluation"] or 0))
     walls = [end - start for start, end in pairwise(begun)]
     steps = [_of_step(row, wall) for row, wall in zip(rows[1:], walls, strict=True)]

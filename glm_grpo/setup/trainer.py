@@ -76,7 +76,13 @@ def build_trainer(
         collectors = start_collectors(prepared, models, cluster, first_step=state.step + 1)
     return Trainer(
         TrainingStep(
-            config, models, learner, prepared.prompts.training, records, processes, collectors
+            config=config,
+            models=models,
+            learner=learner,
+            prompts=prepared.prompts.training,
+            records=records,
+            processes=processes,
+            collectors=collectors,
         ),
         evaluation_batches=held_out_batches(config, prepared.prompts.held_out, processes),
         saver=saver,

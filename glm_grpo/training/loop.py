@@ -57,9 +57,7 @@ class Trainer:
         progress: Progress,
     ) -> None:
         self.step = step
-        self._config, self._models, self._learner = step.config, step.models, step.learner
         self._state = step.learner.state
-        self._records, self._processes = step.records, step.processes
         self._evaluation_batches = evaluation_batches
         self._saver = saver
         self._progress = progress
@@ -80,23 +78,23 @@ class Trainer:
             CollectorError: A collector failed, or collectors died repeatedly.
             PeerError: Another process of the run failed.
         """
-        state, steps = self._state, self._config.train.steps
+        state, steps = self._state, self.step.config.train.steps
         with (
-            self._records.closed_on_failure(),
+            self.step.records.closed_on_failure(),
             stop_on_signal() as stop,
             self._progress,
             closing(self.step),
         ):
             self._begin()
             first = state.step + 1
-            while state.step < steps and not self._processes.any(stop.is_set):
+            while state.step < steps and not self.step.processes.any(stop.is_set):
                 step = state.step + 1
                 with self._saver.saved_on_failure(step):
                     self._take_step(step, is_first=step == first)
             is_finished = state.step == steps
             if not is_finished:
                 self._saver.save()
-        summary = self._records.close()
+        summary = self.step.records.close()
         return summary if is_finished else None
 
     def _take_step(self, step: int, *, is_first: bool) -> None:
@@ -109,9 +107,9 @@ class Trainer:
         if self._is_evaluation_due():
             evaluated = self._record_evaluation()
             is_best = self._state.note_best(evaluated.metrics["eval/total"])
-            metrics |= evaluated.metrics
+            metrics = {**metrics, **evaluated.metrics}
             departures += evaluated.departures
-        self._records.show(step)
+        self.step.records.show(step)
         self._progress.end(step, metrics)
         self._refuse_non_finite(updates)
         if is_best or self._is_checkpoint_due():
@@ -123,13 +121,13 @@ class Trainer:
         step = self._state.step
         if step == 0:
             with self._saver.saved_on_failure(0):
-                metrics = self._records.begin(self._evaluate())
+                metrics = self.step.records.begin(self._evaluate())
             self._progress.evaluated(0, metrics)
             return
-        self._records.resume()
+        self.step.records.resume()
         if not self._is_evaluation_due():
             return
-        recorded = self._records.recorded_total(step)
+        recorded = self.step.records.recorded_total(step)
         if recorded is not None:
             # A run that was killed before saving may have recorded it already.
             if self._state.note_best(recorded):
@@ -138,35 +136,35 @@ class Trainer:
         # A term failed in that evaluation.
         with self._saver.saved_on_failure(step):
             evaluated = self._record_evaluation()
-        self._records.show(step)
+        self.step.records.show(step)
         if self._state.note_best(evaluated.metrics["eval/total"]):
             self._saver.save()
         self._stop_on_hacking(evaluated.departures)
 
     def _is_evaluation_due(self) -> bool:
-        step, train = self._state.step, self._config.train
+        step, train = self._state.step, self.step.config.train
         return step % train.eval_every == 0 or step == train.steps
 
     def _is_checkpoint_due(self) -> bool:
-        step, train = self._state.step, self._config.train
+        step, train = self._state.step, self.step.config.train
         return step % train.checkpoint_every == 0 or step == train.steps
 
     def _record_evaluation(self) -> StepRecord:
-        record = self._records.evaluation(self._evaluate())
+        record = self.step.records.evaluation(self._evaluate())
         self._progress.evaluated(self._state.step, record.metrics)
         return record
 
     def _evaluate(self) -> list[EvaluationPart]:
         """Evaluate this process's prompts; empty if there are fewer prompts than processes."""
         self._progress.phase("evaluation")
-        average = self._learner.average
-        weights = nullcontext() if average is None else average.in_place()
-        with self._learner.strategy.full_parameters(), weights, self._processes.together():
+        learner = self.step.learner
+        weights = nullcontext() if learner.average is None else learner.average.in_place()
+        with learner.strategy.full_parameters(), weights, self.step.processes.together():
             if not self._evaluation_batches:
                 return []
             return [
                 evaluate(
-                    self._models,
+                    self.step.models,
                     self._evaluation_batches,
                     step=self._state.step,
                     display=self._progress,
@@ -175,7 +173,7 @@ class Trainer:
 
     def _refuse_non_finite(self, updates: Sequence[UpdateReport]) -> None:
         state, skipped = self._state, [report for report in updates if report.is_skipped]
-        for report in skipped if self._processes.is_main else ():
+        for report in skipped if self.step.processes.is_main else ():
             logger.warning(
                 "step %d: loss %s, gradient norm %s: the update was skipped",
                 state.step,
@@ -190,15 +188,15 @@ class Trainer:
             raise NonFiniteUpdateError(
                 "loss or gradient was not finite in any update of "
                 f"{state.skipped_in_a_row} steps in a row; "
-                f"{lost_weights_remedy(self._models.policy.dtype)}"
+                f"{lost_weights_remedy(self.step.models.policy.dtype)}"
             )
 
     def _stop_on_hacking(self, departures: Sequence[Departure]) -> None:
-        if not departures or self._config.reward.on_hacking != "stop":
+        if not departures or self.step.config.reward.on_hacking != "stop":
             return
         if not self._saver.is_saved():
             self._saver.save()
-        again = resume_command(self._records.folder.path, "reward.on_hacking=warn")
+        again = resume_command(self.step.records.folder.path, "reward.on_hacking=warn")
         raise HackingError(
             f"step {self._state.step}: {'; '.join(map(Departure.describe, departures))}. The "
             "policy may be gaming the reward (reward.on_hacking is stop); everything is saved. "

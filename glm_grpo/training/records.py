@@ -81,7 +81,7 @@ class StepRecord:
         departures: Canaries that have left their band.
     """
 
-    metrics: dict[str, float]
+    metrics: Mapping[str, float]
     departures: tuple[Departure, ...]
 
 

@@ -58,7 +58,7 @@ class Collectors(Protocol):
         ...
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainingStep:
     """What a run repeats.
 
