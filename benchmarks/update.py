@@ -365,7 +365,7 @@ def _make_experience(side: int, batch: int) -> Experience:
             sampling_mask=None,
         ),
         images=ImageBatch(torch.zeros(1, batch, 3, 1, 1, dtype=torch.uint8), (0,)),
-        rewards=RewardTable(
+        scores=RewardTable(
             ("none",),
             torch.zeros(1, batch, 1),
             torch.ones(1, 1, dtype=torch.bool),

@@ -125,7 +125,7 @@ class Experience:
     """Everything about one batch: what is trained on, stored and replayed.
 
     Attributes:
-        totals: Weighted rewards; NaN for images that are left out of their group.
+        totals: Weighted scores; NaN for images that are left out of their group.
         penalties: KL to the reference, subtracted from each total before groups are compared; 0 if
             the KL is part of the loss or unused.
         advantages: One per image, or with credit by place one per token (T columns): zero sum in
@@ -147,7 +147,7 @@ class Experience:
     prompts: PromptBatch
     rollout: Rollout
     images: ImageBatch
-    rewards: RewardTable
+    scores: RewardTable
     totals: Float32[Tensor, "P G"]
     penalties: Float32[Tensor, "P G"]
     advantages: Float32[Tensor, "P G columns"]
@@ -157,13 +157,13 @@ class Experience:
     trained: Int64[Tensor, " L"] | None = None
     place_credit: Float32[Tensor, "P G h w"] | None = None
 
-    def returns(self) -> Float32[Tensor, "P G"]:
+    def rewards(self) -> Float32[Tensor, "P G"]:
         """Totals minus penalties, from which advantages are computed."""
         return self.totals - self.penalties
 
     def is_zero_std(self) -> Bool[Tensor, " P"]:
-        """Whether the returns of a group are equal, of the images that are not left out."""
-        return is_zero_std(self.returns())
+        """Whether the rewards of a group are equal, of the images that are not left out."""
+        return is_zero_std(self.rewards())
 
     def is_learned_from(self) -> Bool[Tensor, "P G"]:
         """Whether an advantage of the image, or of one of its tokens, is not 0."""
@@ -189,7 +189,7 @@ class EvaluationPart:
     step: int
     prompts: tuple[Prompt, ...]
     images: ImageBatch
-    rewards: RewardTable
+    scores: RewardTable
     entropy: Float32[Tensor, " P"]
     seconds: float
 
@@ -202,7 +202,7 @@ class Evaluation:
         step: Number of training steps of the policy that sampled; 0 before training.
         prompts: The P prompts, the same in every evaluation of a run.
         images: G samples per prompt.
-        totals: Weighted rewards, on a scale that is comparable across steps; see
+        totals: Weighted scores, on a scale that is comparable across steps; see
             `rewards.weighting.contributions`; NaN for images that a term with a weight refused.
         entropy: Minus the mean log-probability of each prompt's sampled tokens, nats: an unbiased
             estimate of the sampling distribution's entropy per token.
@@ -211,7 +211,7 @@ class Evaluation:
     step: int
     prompts: tuple[Prompt, ...]
     images: ImageBatch
-    rewards: RewardTable
+    scores: RewardTable
     totals: Float32[Tensor, "P G"]
     entropy: Float32[Tensor, " P"]
 

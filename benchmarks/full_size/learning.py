@@ -119,7 +119,7 @@ def _experience(policy: GlmImagePolicy, batch: PromptBatch) -> Experience:
         prompts=batch,
         rollout=rollout,
         images=ImageBatch(pixels, batch.decode_seeds),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("none",),
             raw=totals.unsqueeze(-1),
             is_applicable=torch.ones(prompts, 1, dtype=torch.bool),

@@ -47,11 +47,11 @@ def check_config(config: Config) -> Iterator[str]:
     if found := check_code_path(models, batch):
         yield f"code path: {found}"
     experience = collect(models, batch, config, clock=PhaseClock())
-    yield f"one rollout: {_describe_means(experience.rewards)}"
+    yield f"one rollout: {_describe_means(experience.scores)}"
     if config.advantage.credit == "place":
-        found = f"credit: {describe_credit(experience.rewards, config.reward.combine)}"
-        yield "\n    ".join([found, *hint_at_boxes(experience.rewards)])
-    yield f"one held-out prompt: {_describe_means(_evaluate_one(models, prepared).rewards)}"
+        found = f"credit: {describe_credit(experience.scores, config.reward.combine)}"
+        yield "\n    ".join([found, *hint_at_boxes(experience.scores)])
+    yield f"one held-out prompt: {_describe_means(_evaluate_one(models, prepared).scores)}"
     rows = config.train.micro_batch_size
     with models.phase("update", describe_replay(experience.prompts, models.policy, rows)):
         report = check_replay(models.policy, experience.prompts, experience.rollout, rows=rows)

@@ -103,7 +103,7 @@ def evaluate_run(
     before = weigh_evaluation([part], mode=mode, untrained=None)
     models.policy.load_state_tensors(found.evaluated())
     part = evaluate(models, batches, step=found.checkpoint.step)
-    after = weigh_evaluation([part], mode=mode, untrained=before.rewards)
+    after = weigh_evaluation([part], mode=mode, untrained=before.scores)
     write_provenance(folder, provenance)
     _record(folder, config, (before, after))
     return folder

@@ -54,7 +54,7 @@ def rollout_columns(experience: Experience, paths: ImagePaths, step: int) -> Col
         columns["source_token_ids"] = pyarrow.array(rows, pyarrow.list_(pyarrow.int32()))
     columns["token_ids"] = _list_column(rollout.token_ids, pyarrow.int32())
     columns["log_probs"] = _list_column(rollout.log_probs, pyarrow.float32())
-    columns |= _score_columns(experience.rewards)
+    columns |= _score_columns(experience.scores)
     columns |= _place_columns(experience)
     columns["total"] = _float_column(experience.totals)
     columns["penalty"] = _float_column(experience.penalties)
@@ -72,7 +72,7 @@ def evaluation_columns(evaluation: Evaluation, paths: ImagePaths) -> Columns:
     """Columns of an evaluation; pixels are not read."""
     seeds, size = evaluation.images.decode_seeds, evaluation.totals.shape[1]
     columns = _prompt_columns(evaluation.prompts, seeds, paths, evaluation.step, size)
-    columns |= _score_columns(evaluation.rewards)
+    columns |= _score_columns(evaluation.scores)
     columns["total"] = _float_column(evaluation.totals)
     columns["image"] = pyarrow.array(paths.images, pyarrow.string())
     return columns
@@ -102,23 +102,23 @@ def _prompt_columns(
     return columns
 
 
-def _score_columns(rewards: RewardTable) -> Columns:
+def _score_columns(table: RewardTable) -> Columns:
     """One column per term, and one for its notes; null if the term does not apply.
 
     A score is NaN if the term applies, but refused the image.
     """
     columns = {}
-    for index, name in enumerate(rewards.names):
-        scores = rewards.raw[:, :, index].tolist()
-        applies = rewards.is_applicable[:, index].tolist()
+    for index, name in enumerate(table.names):
+        scores = table.raw[:, :, index].tolist()
+        applies = table.is_applicable[:, index].tolist()
         values = [
             score if is_applicable else None
             for group, is_applicable in zip(scores, applies, strict=True)
             for score in group
         ]
         columns[f"{RAW}{name}"] = pyarrow.array(values, pyarrow.float32())
-    size = rewards.raw.shape[1]
-    for name, groups in rewards.notes.items():
+    size = table.raw.shape[1]
+    for name, groups in table.notes.items():
         notes = [note for group in groups for note in group or (None,) * size]
         columns[f"{NOTE}{name}"] = pyarrow.array(notes, pyarrow.string())
     return columns
@@ -133,8 +133,8 @@ def _place_columns(experience: Experience) -> Columns:
         halves = places.flatten(0, 1).clamp(-_LARGEST_HALF, _LARGEST_HALF).half().numpy()
         rows = [[list(row) for row in image] for image in halves]
         columns[CREDIT] = pyarrow.array(rows, pyarrow.list_(pyarrow.list_(pyarrow.float16())))
-    size = experience.rewards.raw.shape[1]
-    for name, groups in experience.rewards.score_boxes.items():
+    size = experience.scores.raw.shape[1]
+    for name, groups in experience.scores.score_boxes.items():
         found = [
             None if pieces is None else [vars(piece) for piece in pieces]
             for group in groups

@@ -83,7 +83,7 @@ def tabulate(evaluation: Evaluation) -> ImageTable:
         "evaluation",
         {prompt.prompt_id: prompt for prompt in prompts},
         [[(sample, _to_image(each)) for sample, each in enumerate(group)] for group in pixels],
-        evaluation.rewards,
+        evaluation.scores,
         {"total": evaluation.totals},
     )
 
@@ -109,7 +109,7 @@ def tabulate_step(experience: Experience, png_files: Sequence[bytes]) -> ImageTa
         "rollout",
         {f"group {place}": prompt for place, prompt in enumerate(prompts, start=1)},
         shown,
-        experience.rewards,
+        experience.scores,
         {"total": experience.totals, "advantage": experience.advantages.squeeze(-1)},
     )
 

@@ -72,7 +72,7 @@ def write_rollout(
         _write_sources(folder, folder.train_sources_dir, prompts),
     )
     columns = rollout_columns(experience, paths, step)
-    _write_table(folder.rollout_path(step), columns, experience.rewards, combine)
+    _write_table(folder.rollout_path(step), columns, experience.scores, combine)
 
 
 def write_evaluation(folder: RunFolder, evaluation: Evaluation, *, combine: Mode) -> None:
@@ -84,7 +84,7 @@ def write_evaluation(folder: RunFolder, evaluation: Evaluation, *, combine: Mode
         _write_sources(folder, folder.sources_dir, prompts),
     )
     columns = evaluation_columns(evaluation, paths)
-    _write_table(folder.evaluation_path(evaluation.step), columns, evaluation.rewards, combine)
+    _write_table(folder.evaluation_path(evaluation.step), columns, evaluation.scores, combine)
 
 
 def truncate_after(folder: RunFolder, step: int) -> None:
@@ -174,10 +174,10 @@ def _relative(folder: RunFolder, path: Path) -> str:
     return path.relative_to(folder.path).as_posix()
 
 
-def _write_table(path: Path, columns: Columns, rewards: RewardTable, combine: Mode) -> None:
+def _write_table(path: Path, columns: Columns, scores: RewardTable, combine: Mode) -> None:
     weighing = Weighing(
-        weights=dict(zip(rewards.names, rewards.weights.tolist(), strict=True)),
-        std_floors=dict(zip(rewards.names, rewards.std_floors.tolist(), strict=True)),
+        weights=dict(zip(scores.names, scores.weights.tolist(), strict=True)),
+        std_floors=dict(zip(scores.names, scores.std_floors.tolist(), strict=True)),
         combine=combine,
     )
     table = pyarrow.table(columns).replace_schema_metadata(weighing_metadata(weighing))

@@ -30,7 +30,7 @@ def join_experiences(parts: Sequence[Experience]) -> Experience:
         ),
         rollout=join_rollouts([part.rollout for part in parts]),
         images=join_images([part.images for part in parts]),
-        rewards=join_tables([part.rewards for part in parts]),
+        scores=join_tables([part.scores for part in parts]),
         totals=torch.cat([part.totals for part in parts]),
         penalties=torch.cat([part.penalties for part in parts]),
         advantages=torch.cat([part.advantages for part in parts]),

@@ -103,7 +103,7 @@ def _sample_and_score(
         prompts=batch,
         rollout=rollout,
         images=decoded.images,
-        rewards=table,
+        scores=table,
         totals=totals,
         penalties=penalties,
         advantages=torch.zeros_like(totals)[..., None],
@@ -114,7 +114,7 @@ def _sample_and_score(
 
 def _check_refusals(experience: Experience, processes: Processes) -> None:
     """Stop if a term refused too many images of the step, in all processes and rounds together."""
-    table, pixels = experience.rewards, experience.images.pixels
+    table, pixels = experience.scores, experience.images.pixels
     parts = processes.gather(find_refusals(experience.prompts.prompts, table))
     with processes.together():
         if processes.is_main:
@@ -134,11 +134,11 @@ def with_advantages(
         config: Combination and advantages are used.
         places: Places of its tokens; None: credit by image.
     """
-    returns, mode, placed, credit = experience.returns(), config.reward.combine, None, None
+    rewards, mode, placed, credit = experience.rewards(), config.reward.combine, None, None
     if places is not None:
-        placed = placed_contributions(experience.rewards, places.grid, mode=mode)
-        credit = place_credit(returns, placed, places.grid)
-    parts = processes.gather((returns, placed))
+        placed = placed_contributions(experience.scores, places.grid, mode=mode)
+        credit = place_credit(rewards, placed, places.grid)
+    parts = processes.gather((rewards, placed))
     of_all = torch.cat([part for part, _ in parts])
     if places is None:
         advantages = image_advantages(of_all, config.advantage)[..., None]
@@ -158,17 +158,17 @@ def with_advantages(
 
 
 def image_advantages(
-    returns: Float32[Tensor, "P G"], settings: AdvantageSection
+    rewards: Float32[Tensor, "P G"], settings: AdvantageSection
 ) -> Float32[Tensor, "P G"]:
     """Advantages of images as a whole, which run folders store.
 
     With credit by image the policy learns from them; with credit by place, tokens have their own.
 
     Args:
-        returns: Totals minus penalties of all groups of a step, from all processes.
+        rewards: Totals minus penalties of all groups of a step, from all processes.
     """
     return group_advantages(
-        returns,
+        rewards,
         normalization=settings.normalization,
         std_floor=settings.std_floor,
         clip=settings.clip,

@@ -53,7 +53,7 @@ def evaluate(
         step=step,
         prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
         images=join_images(images),
-        rewards=join_tables(tables),
+        scores=join_tables(tables),
         entropy=torch.cat(entropies),
         seconds=time.perf_counter() - started,
     )
@@ -68,7 +68,7 @@ def weigh_evaluation(
         parts: Evaluated parts of the same policy in prompt order, at least one.
         untrained: Scores of the run's evaluation at step 0; None if this is that evaluation.
     """
-    table = join_tables([part.rewards for part in parts])
+    table = join_tables([part.scores for part in parts])
     prompts = tuple(prompt for part in parts for prompt in part.prompts)
     for refused in find_refusals(prompts, table):
         if refused.count > 0:
@@ -81,7 +81,7 @@ def weigh_evaluation(
         step=parts[0].step,
         prompts=prompts,
         images=join_images([part.images for part in parts]),
-        rewards=table,
+        scores=table,
         totals=combine(table, mode=mode, untrained=table if untrained is None else untrained),
         entropy=torch.cat([part.entropy for part in parts]),
     )

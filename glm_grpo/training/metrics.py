@@ -137,7 +137,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     With an OCR term, also `eval/ocr_exact`; see `OCR_EXACT`. For a term that refused images, also
     `eval/<name>/refused_fraction`.
     """
-    table = evaluation.rewards
+    table = evaluation.scores
     metrics = {"eval/total": evaluation.totals.nanmean().item()}
     for name in table.names:
         metrics[f"eval/{name}"] = _mean(_scores(table, name))
@@ -150,7 +150,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _reward_metrics(experience: Experience, combine: Mode) -> dict[str, float]:
-    table, totals = experience.rewards, experience.totals
+    table, totals = experience.scores, experience.totals
     if combine == "normalize_then_sum":
         # Standardised within its group, every group's mean is 0: only raw scores show progress.
         totals = contributions(table, mode="weighted_sum").sum(dim=-1)

@@ -132,7 +132,7 @@ class Records:
 
         def write() -> dict[str, float]:
             untrained = self._write_evaluation(parts)
-            self._untrained = untrained.rewards
+            self._untrained = untrained.scores
             self._monitor.learn(untrained)
             metrics = evaluation_metrics(untrained) | _time_of(parts)
             append_metrics(self.folder, 0, metrics)
@@ -209,7 +209,7 @@ class Records:
             metrics |= {"time/records": waited, "memory/process_bytes": held}
             self._trackers.log(step, metrics)
             # Files and trackers have one advantage per image.
-            advantages = image_advantages(experience.returns(), self._advantage)
+            advantages = image_advantages(experience.rewards(), self._advantage)
             stored = replace(experience, advantages=advantages[..., None])
             self._trackers.log_groups(stored, png_files, step)
 
@@ -355,7 +355,7 @@ def _join_step(parts: Sequence[StepPart]) -> StepPart:
 
 
 def _warn_of_refusals(experience: Experience, step: int) -> None:
-    for refused in find_refusals(experience.prompts.prompts, experience.rewards):
+    for refused in find_refusals(experience.prompts.prompts, experience.scores):
         if refused.count > 0:
             left_out = "their groups" if refused.is_weighted else "its mean"
             logger.warning(

@@ -147,7 +147,7 @@ def _experience(step: int) -> Experience:
             sampling_mask=None,
         ),
         images=images,
-        rewards=table,
+        scores=table,
         totals=totals,
         penalties=torch.zeros(4, GROUP_SIZE),
         advantages=group_advantages(totals, normalization="group_std", std_floor=0.02, clip=5.0)[
@@ -166,7 +166,7 @@ def _evaluation(step: int) -> Evaluation:
         step=step,
         prompts=_prompts(),
         images=ImageBatch(images.pixels[:, :2], images.decode_seeds),
-        rewards=RewardTable(
+        scores=RewardTable(
             table.names, raw, table.is_applicable, table.weights, table.std_floors, two
         ),
         totals=combine(table, mode="weighted_sum"),

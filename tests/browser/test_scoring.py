@@ -121,8 +121,8 @@ def test_pages_score_as_training_does(
     before, after = combine(table, mode="weighted_sum"), combine(other, mode=mode)
     advantages = torch.cat(
         [
-            group_advantages(returns, normalization=normalization, std_floor=std_floor, clip=clip)
-            for returns in (after - penalty).split(PROMPTS)
+            group_advantages(rewards, normalization=normalization, std_floor=std_floor, clip=clip)
+            for rewards in (after - penalty).split(PROMPTS)
         ]
     )
     groups = found["perGroup"]

@@ -78,7 +78,7 @@ def experience_of(order: Order, updates: float) -> Experience:
             sampling_mask=None,
         ),
         images=ImageBatch(pixels, order.batch.decode_seeds),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("only",),
             raw=torch.zeros(1, 2, 1),
             is_applicable=torch.ones(1, 1, dtype=torch.bool),

@@ -89,7 +89,7 @@ def make_experience(
         prompts=PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds),
         rollout=Rollout(token_ids, score(sampled_by, token_ids), None),
         images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("only",),
             raw=advantages[..., None],
             is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),

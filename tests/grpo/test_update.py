@@ -545,10 +545,10 @@ def test_discarded_groups_are_not_trained_on() -> None:
             log_probs=plain.rollout.log_probs[rows],
         ),
         images=replace(plain.images, pixels=plain.images.pixels[rows], decode_seeds=(0, 0, 0)),
-        rewards=replace(
-            plain.rewards,
-            raw=plain.rewards.raw[rows],
-            is_applicable=plain.rewards.is_applicable[rows],
+        scores=replace(
+            plain.scores,
+            raw=plain.scores.raw[rows],
+            is_applicable=plain.scores.is_applicable[rows],
         ),
         totals=plain.totals[rows],
         penalties=plain.penalties[rows],

@@ -187,7 +187,7 @@ def experience_of(batch: PromptBatch, rollout: Rollout) -> Experience:
         prompts=batch,
         rollout=rollout,
         images=ImageBatch(torch.zeros(*shape, 3, 32, 32, dtype=torch.uint8), batch.decode_seeds),
-        rewards=RewardTable(
+        scores=RewardTable(
             ("none",),
             torch.zeros(*shape, 1),
             torch.ones(shape[0], 1, dtype=torch.bool),

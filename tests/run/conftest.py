@@ -30,7 +30,7 @@ def build(*, prompts: int = 2, samples: int = 2, height: int = 4, width: int = 8
         images=ImageBatch(
             grey.expand(prompts, samples, 3, height, width).contiguous(), tuple(range(prompts))
         ),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("clip", "ocr"),
             raw=(values / 100).unsqueeze(-1).expand(prompts, samples, 2).contiguous(),
             is_applicable=applies,

@@ -85,7 +85,7 @@ def experience_of(evaluation: Evaluation) -> Experience:
         prompts=PromptBatch(evaluation.prompts, totals.shape[1], 32, 32, 0, seeds),
         rollout=Rollout(torch.zeros(*totals.shape, 1).long(), torch.zeros(*totals.shape, 1), None),
         images=replace(evaluation.images, pixels=pixels),
-        rewards=evaluation.rewards,
+        scores=evaluation.scores,
         totals=totals,
         penalties=torch.zeros_like(totals),
         advantages=(totals - totals.nanmean()).nan_to_num()[..., None],
@@ -199,7 +199,7 @@ def test_tensorboard_shows_an_image_without_a_total_last_and_without_a_number(
     tmp_path: Path, make_evaluation
 ) -> None:
     evaluation = make_evaluation()
-    evaluation.rewards.raw[0, 1, 0] = evaluation.totals[0, 1] = math.nan
+    evaluation.scores.raw[0, 1, 0] = evaluation.totals[0, 1] = math.nan
     log_run(tmp_path, "tensorboard", evaluation)
     events = read_events(tmp_path)
     (text,) = events.Tensors("rollout/table/text_summary")[0].tensor_proto.string_val

@@ -79,7 +79,7 @@ def make_experience() -> Experience:
             sampling_mask=None,
         ),
         images=make_images(),
-        rewards=table,
+        scores=table,
         totals=combine(table, mode="weighted_sum"),
         penalties=torch.tensor([[0.0, 0.5], [0.0, -0.65625]]),
         advantages=torch.tensor([[[-1.0], [1.0]], [[0.0], [0.0]]]),
@@ -91,7 +91,7 @@ def make_evaluation(step: int) -> Evaluation:
         step=step,
         prompts=make_prompts(),
         images=make_images(),
-        rewards=replace(make_table(), notes={"lpips": (("CAT", ""), ())}),
+        scores=replace(make_table(), notes={"lpips": (("CAT", ""), ())}),
         totals=torch.tensor([[0.1, 0.2], [0.3, 0.4]]),
         entropy=torch.tensor([1.0, 2.0]),
     )
@@ -151,7 +151,7 @@ def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> 
     experience = replace(
         experience,
         place_credit=places[None].repeat(2, 1, 1, 1),
-        rewards=replace(experience.rewards, score_boxes={"lpips": (((letter, letter), ()), ())}),
+        scores=replace(experience.scores, score_boxes={"lpips": (((letter, letter), ()), ())}),
     )
     store_rollout(tmp_path, experience, 10)
     table = read_table(RunFolder(tmp_path).rollout_path(10), ("step", CREDIT, PIECES))

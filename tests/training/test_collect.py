@@ -474,7 +474,7 @@ def test_collect_keeps_all_of_every_round() -> None:
     assert experience.advantages[:, 0, 0].tolist() == pytest.approx(expected)
     assert experience.is_zero_std().tolist() == [True, False, True, False]
     assert experience.images.pixels[:, 0, 0, 0, 0].tolist() == [30, 10, 30, 10]
-    assert experience.rewards.raw[:, 1, 0].tolist() == [30, 20, 30, 20]
+    assert experience.scores.raw[:, 1, 0].tolist() == [30, 20, 30, 20]
     # Two groups were sampled by the first call, one by each later one.
     assert experience.rollout.token_ids[:, 0, 0].tolist() == [0, 0, 1, 2]
     assert experience.rollout.log_probs[:, 1, 2].tolist() == [0, 0, -1, -2]

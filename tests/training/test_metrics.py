@@ -51,7 +51,7 @@ def make_experience() -> Experience:
             sampling_mask=None,
         ),
         images=make_images(),
-        rewards=make_table(),
+        scores=make_table(),
         totals=torch.tensor([[1.0, 0.0], [0.5, 0.5]]),
         penalties=torch.zeros(2, 2),
         advantages=torch.tensor([[[1.0], [-1.0]], [[0.0], [0.0]]]),
@@ -116,11 +116,11 @@ def test_step_metrics_of_rewards_are_those_worked_out_by_hand() -> None:
 
 def test_step_metrics_leave_out_and_count_what_a_term_refused() -> None:
     experience = make_experience()
-    raw = experience.rewards.raw.clone()
+    raw = experience.scores.raw.clone()
     raw[0, 1, 0] = math.nan
     experience = replace(
         experience,
-        rewards=replace(experience.rewards, raw=raw),
+        scores=replace(experience.scores, raw=raw),
         totals=torch.tensor([[1.0, math.nan], [0.5, 0.5]]),
     )
     metrics = step_metrics(experience, [make_report(1.0)], TIMES, 4096, combine="weighted_sum")
@@ -245,7 +245,7 @@ def test_step_metrics_has_no_loss_when_every_update_was_skipped() -> None:
 
 def test_step_metrics_has_no_mean_of_a_term_that_applied_nowhere() -> None:
     table = replace(make_table(), is_applicable=torch.tensor([[True, False], [True, False]]))
-    experience = replace(make_experience(), rewards=table)
+    experience = replace(make_experience(), scores=table)
     metrics = step_metrics(experience, [make_report(1.0)], TIMES, 0, combine="weighted_sum")
     assert math.isnan(metrics["reward/ocr/mean"])
     assert math.isnan(metrics["reward/ocr/std"])

@@ -133,7 +133,7 @@ class CreditProbe:
             NonFiniteError: A gradient is not finite.
             MemoryLimitError: Memory ran out; the message names phase, size and remedy.
         """
-        table = experience.rewards
+        table = experience.scores
         weights = dict(zip(table.names, table.weights.tolist(), strict=True))
         if not any(weights[name] for name in table.score_map):
             # Such as those of a custom function, of which nobody knows it before.

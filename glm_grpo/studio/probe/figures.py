@@ -102,7 +102,7 @@ def report_probe(
     Args:
         credit: Comparison of credit by image and by place, if there is one.
     """
-    table = samples.rewards
+    table = samples.scores
     audit = audit_table(table, mode=mode)
     terms = zip(
         audit.terms,
@@ -137,7 +137,7 @@ def report_decode(full: FullDecode, cheap: RewardTable, *, mode: Mode) -> Probed
     Args:
         cheap: Raw scores of the samples as rollouts decode them.
     """
-    agreement = compare_ranks(cheap, full.rewards, mode=mode)
+    agreement = compare_ranks(cheap, full.scores, mode=mode)
     return ProbedDecode(
         steps=full.cheap_steps,
         full_steps=full.steps,

@@ -38,14 +38,14 @@ class FullDecode:
     """Samples of rollouts, decoded once more with all denoising steps.
 
     Attributes:
-        rewards: Their raw scores.
+        scores: Their raw scores.
         steps: Denoising steps.
         cheap_steps: Fewer denoising steps, those of rollouts.
         timed_images: Number of images that were decoded both ways with nothing else running.
         cheap_seconds: For the same with the steps of the rollouts.
     """
 
-    rewards: RewardTable
+    scores: RewardTable
     steps: int
     cheap_steps: int
     timed_images: int
@@ -80,7 +80,7 @@ def decode_in_full(
                 models.decoder.with_steps(number).decode(single, token_ids[:1])
     seconds = clock.seconds()
     return FullDecode(
-        rewards=table,
+        scores=table,
         steps=steps,
         cheap_steps=cheap_steps,
         timed_images=token_ids.shape[1],
@@ -93,7 +93,7 @@ def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
     """Join decodes with the same steps in prompt order."""
     return replace(
         parts[0],
-        rewards=join_tables([part.rewards for part in parts]),
+        scores=join_tables([part.scores for part in parts]),
         timed_images=sum(part.timed_images for part in parts),
         seconds=sum(part.seconds for part in parts),
         cheap_seconds=sum(part.cheap_seconds for part in parts),
@@ -106,7 +106,7 @@ class ProbeSamples:
 
     Attributes:
         images: G samples per prompt.
-        rewards: Their raw scores.
+        scores: Their raw scores.
         totals: Under the weights of the config.
         redrawn: Raw scores of the first sample's tokens, decoded under K other noises.
         target: Raw scores of the target image itself; NaN where a prompt has no target, or a term
@@ -120,7 +120,7 @@ class ProbeSamples:
 
     prompts: tuple[Prompt, ...]
     images: ImageBatch
-    rewards: RewardTable
+    scores: RewardTable
     totals: Float32[Tensor, "N G"]
     redrawn: Float32[Tensor, "N K R"]
     target: Float32[Tensor, "N R"]
@@ -169,7 +169,7 @@ def sample_probe(
         if not parts:
             raise
         logger.warning("interrupted: the report is on the prompts probed so far")
-    table = join_tables([part.rewards for part in parts])
+    table = join_tables([part.scores for part in parts])
     decodes = [part.full for part in parts if part.full is not None]
     return ProbeSamples(
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
@@ -177,7 +177,7 @@ def sample_probe(
             pixels=torch.cat([part.images.pixels for part in parts]),
             decode_seeds=tuple(seed for part in parts for seed in part.images.decode_seeds),
         ),
-        rewards=table,
+        scores=table,
         totals=combine(table, mode=config.reward.combine),
         redrawn=torch.cat([part.redrawn for part in parts]),
         target=torch.cat([part.target for part in parts]),
@@ -200,7 +200,7 @@ def _probe_batch(
         credit.add(experience)
     batch = experience.prompts
     # Only gradients need to know what places earned.
-    table = replace(experience.rewards, score_map={}, score_boxes={})
+    table = replace(experience.scores, score_map={}, score_boxes={})
     token_ids = experience.rollout.token_ids
     full, steps, cheap_steps = None, models.decoder.steps, config.decode.training_steps
     if steps is not None and cheap_steps is not None and cheap_steps != steps:
@@ -219,7 +219,7 @@ def _probe_batch(
     return ProbeSamples(
         prompts=batch.prompts,
         images=experience.images,
-        rewards=table,
+        scores=table,
         totals=experience.totals,
         redrawn=torch.cat(redrawn, dim=1),
         target=target,

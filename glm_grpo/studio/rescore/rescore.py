@@ -358,12 +358,12 @@ def _score(stored: StoredRollouts, config: Config) -> _Scored:
         ) from error
     advantages = [
         group_advantages(
-            returns,
+            rewards,
             normalization=advantage.normalization,
             std_floor=advantage.std_floor,
             clip=advantage.clip,
         )
-        for returns in (totals - stored.penalty).split(counts.tolist())
+        for rewards in (totals - stored.penalty).split(counts.tolist())
     ]
     shares = advantage_shares(table, mode=reward.combine)
     return _Scored(table, totals, torch.cat(advantages), shares)

@@ -91,7 +91,7 @@ class HackingMonitor:
         values = {
             **measure_images(evaluation.prompts, evaluation.images.pixels),
             TOKEN_ENTROPY: evaluation.entropy.double(),
-            **_scores(evaluation.rewards, [*self._watch, *self._evaluated]),
+            **_scores(evaluation.scores, [*self._watch, *self._evaluated]),
         }
         self._bands = make_bands(values, evaluated=self._evaluated)
         self._warn_of_unwatched([*values])
@@ -137,7 +137,7 @@ class HackingMonitor:
         values = {
             **measures,
             TOKEN_ENTROPY: -experience.rollout.log_probs.double().mean(dim=(1, 2)).cpu(),
-            **_scores(experience.rewards, self._watch),
+            **_scores(experience.scores, self._watch),
         }
         if step == 1:
             self._bands |= {
@@ -152,7 +152,7 @@ class HackingMonitor:
 
     def measure_evaluation(self, evaluation: Evaluation) -> CanaryReading:
         """Judge the terms that are scored only in evaluations, as `measure` judges the others."""
-        values = _scores(evaluation.rewards, self._evaluated)
+        values = _scores(evaluation.scores, self._evaluated)
         return CanaryReading(_means(values), self._judge(values, is_evaluation=True))
 
     def _judge(

@@ -136,7 +136,7 @@ def _rank_agreement(
     models: Models, experience: Experience, config: Config, processes: Processes
 ) -> RankAgreement:
     """Rank agreement of the step's first groups, decoded by the process that sampled them."""
-    batch, table = experience.prompts, experience.rewards
+    batch, table = experience.prompts, experience.scores
     counts = processes.gather(len(batch.prompts))
     groups = config.decode.recheck_groups - sum(counts[: processes.rank])
     groups = min(max(groups, 0), len(batch.prompts))

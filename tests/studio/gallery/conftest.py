@@ -79,7 +79,7 @@ class StoredRun:
                 sampling_mask=None,
             ),
             images=self.images(step),
-            rewards=table,
+            scores=table,
             totals=combine(table, mode="weighted_sum"),
             penalties=torch.tensor([[0.0, 0.1], [0.0, -3.2]]),
             advantages=torch.tensor([[[-0.7], [0.7]], [[0.0], [0.0]]]),
@@ -95,7 +95,7 @@ class StoredRun:
             step=step,
             prompts=self.prompts,
             images=self.images(step),
-            rewards=replace(table, notes={"ocr": self.notes}),
+            scores=replace(table, notes={"ocr": self.notes}),
             totals=combine(table, mode="weighted_sum") if totals is None else totals,
             entropy=torch.tensor([1.0, 2.0]),
         )

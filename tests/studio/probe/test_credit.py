@@ -82,7 +82,7 @@ def draw(logits: Tensor, seed: int) -> Experience:
     return replace(
         make_experience(logits, FLAT),
         rollout=Rollout(token_ids, score(logits, token_ids), None),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("only",),
             raw=totals[..., None],
             is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
@@ -225,7 +225,7 @@ def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
     probe = CreditProbe(make_models(), CONFIG, WEIGHTS)
     for seed, changes in enumerate([{}, {}, {"score_map": {}}, {"weights": torch.zeros(1)}]):
         experience = draw(make_logits(), seed)
-        probe.add(replace(experience, rewards=replace(experience.rewards, **changes)))
+        probe.add(replace(experience, scores=replace(experience.scores, **changes)))
     assert len(caplog.messages) == 2
     assert probe.report() is None
     probe.add(draw(make_logits(), 4))

@@ -46,7 +46,7 @@ def make_samples(
             for prompt, target in zip(prompts, targets, strict=True)
         ),
         images=ImageBatch(pixels, (0,) * len(prompts)),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("lpips",),
             raw=torch.zeros(len(prompts), len(totals), 1),
             is_applicable=torch.ones(len(prompts), 1, dtype=torch.bool),

@@ -57,7 +57,7 @@ def samples(probed):
 
 def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
     assert samples.images.pixels.shape == (PROMPTS, GROUP, 3, 128, 128)
-    assert samples.rewards.names == ("ssim", "psnr")
+    assert samples.scores.names == ("ssim", "psnr")
     assert samples.redrawn.shape == (PROMPTS, NOISES, 2)
     assert samples.reconstruction.shape == (PROMPTS, 2)
     # SSIM and PSNR of a target with itself.
@@ -84,11 +84,11 @@ def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples)
 
     assert len(found.prompts) == PROMPTS + 1
     (experience,) = credit.given
-    assert torch.equal(experience.rewards.raw, samples.rewards.raw)
-    assert {*experience.rewards.score_map} == {"ssim", "psnr"}
+    assert torch.equal(experience.scores.raw, samples.scores.raw)
+    assert {*experience.scores.score_map} == {"ssim", "psnr"}
     assert experience.place_credit is not None
     # Nothing else reads them, and tables of one image are made from this one.
-    assert not found.rewards.score_map
+    assert not found.scores.score_map
 
 
 def test_an_interrupted_probe_reports_on_the_prompts_done(probed, samples, monkeypatch):
@@ -133,12 +133,12 @@ def test_draw_probe_decodes_the_targets_reconstruction(samples):
     # What the decoder makes of the right tokens is nearly the target; samples of the untrained
     # policy are not.
     assert similarity.min() > 0.9
-    assert samples.reconstruction[:, 0].mean() > samples.rewards.raw[..., 0].mean()
+    assert samples.reconstruction[:, 0].mean() > samples.scores.raw[..., 0].mean()
 
 
 def test_draw_probe_redraws_one_samples_tokens_under_other_noises(samples):
     spread = samples.redrawn[..., 0].amax(dim=1) - samples.redrawn[..., 0].amin(dim=1)
-    distance = (samples.redrawn[..., 0] - samples.rewards.raw[:, :1, 0]).abs()
+    distance = (samples.redrawn[..., 0] - samples.scores.raw[:, :1, 0]).abs()
 
     # Another noise gives another image, and the same tokens give nearly the same score.
     assert (spread > 0).all()
@@ -153,13 +153,13 @@ def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
 
     assert samples.full is None
     assert (cheap.full.cheap_steps, cheap.full.steps, cheap.full.timed_images) == (1, 4, GROUP)
-    assert torch.equal(cheap.full.rewards.raw, samples.rewards.raw)
+    assert torch.equal(cheap.full.scores.raw, samples.scores.raw)
     # The samples, their noises and the targets' own tokens are drawn as rollouts are.
     for name in ("redrawn", "reconstruction"):
         difference = (getattr(cheap, name) - getattr(samples, name))[..., 0].abs()
         assert 0 < difference.nan_to_num().max() < 0.1
     report = report_probe(cheap, mode="weighted_sum")
-    assert len(report.decode.rank_correlations) == len(samples.rewards.names)
+    assert len(report.decode.rank_correlations) == len(samples.scores.names)
     assert min(report.decode.images_per_second, report.decode.full_images_per_second) > 0
 
 
@@ -176,7 +176,7 @@ def make_table(*groups: list[float]) -> RewardTable:
 
 
 FULL = FullDecode(
-    rewards=make_table([1.0, 2.0, 3.0]),
+    scores=make_table([1.0, 2.0, 3.0]),
     steps=4,
     cheap_steps=1,
     timed_images=3,
@@ -210,9 +210,9 @@ def test_equal_weights_give_all_terms_one_spread_and_are_as_large_as_those_given
 
 def test_join_decodes_puts_prompts_after_prompts_and_adds_up_what_was_timed() -> None:
     other = replace(
-        FULL, rewards=make_table([7.0, 8.0, 9.0], [4.0, 5.0, 6.0]), seconds=1.0, cheap_seconds=0.5
+        FULL, scores=make_table([7.0, 8.0, 9.0], [4.0, 5.0, 6.0]), seconds=1.0, cheap_seconds=0.5
     )
     joined = join_decodes([FULL, other])
-    assert joined.rewards.raw[..., 0].tolist() == [[1, 2, 3], [7, 8, 9], [4, 5, 6]]
+    assert joined.scores.raw[..., 0].tolist() == [[1, 2, 3], [7, 8, 9], [4, 5, 6]]
     assert (joined.timed_images, joined.seconds, joined.cheap_seconds) == (6, 1.5, 0.75)
     assert (joined.steps, joined.cheap_steps) == (4, 1)

@@ -62,7 +62,7 @@ def make_experience(
             sampling_mask=None,
         ),
         images=ImageBatch(greys.expand(count, size, 3, 32, 32).contiguous(), seeds),
-        rewards=table,
+        scores=table,
         totals=totals,
         penalties=penalties,
         advantages=group_advantages(
@@ -259,7 +259,7 @@ def test_rescore_makes_advantages_step_by_step_as_training_would(
     rescoring = rescore(store_run(tmp_path, config, *steps), overrides)
     other = make_config(configs_dir, *overrides, prompts=5, images=6)
     trained = [
-        make_experience(other, step.rewards.raw, step.rewards.is_applicable, step.penalties)
+        make_experience(other, step.scores.raw, step.scores.is_applicable, step.penalties)
         for step in steps
     ]
     assert len(rescoring.gaining) == len(rescoring.losing) == 8

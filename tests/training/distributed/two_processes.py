@@ -120,7 +120,7 @@ def make_experience(processes: Processes) -> Experience:
         prompts=part_of_batch(batch, rows),
         rollout=Rollout(token_ids[own], log_probs[own], sampling_mask=None),
         images=ImageBatch(pixels[own], seeds[own]),
-        rewards=RewardTable(
+        scores=RewardTable(
             names=("only",),
             raw=ADVANTAGES[own, :, None],
             is_applicable=torch.ones(len(rows), 1, dtype=torch.bool),

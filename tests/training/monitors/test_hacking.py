@@ -58,7 +58,7 @@ def experience(images, rewards, entropy=1.0, prompts=PROMPTS):
             sampling_mask=None,
         ),
         images=images,
-        rewards=rewards,
+        scores=rewards,
         totals=torch.zeros(4, 2),
         penalties=torch.zeros(4, 2),
         advantages=torch.zeros(4, 2, 1),

@@ -111,7 +111,7 @@ class Run:
             prompts=batch,
             rollout=Rollout(tokens, torch.zeros(3, 3, 2), sampling_mask=None),
             images=images,
-            rewards=table,
+            scores=table,
             totals=table.raw[..., 0],
             penalties=torch.zeros(3, 3),
             advantages=torch.zeros(3, 3, 1),

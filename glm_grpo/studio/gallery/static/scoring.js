@@ -81,8 +81,8 @@
   }
 
   /* Advantages of the groups of a step from totals less penalties; see glm_grpo.grpo.advantages. */
-  function advantages(returns, { normalization, std_floor: floor, clip }) {
-    const centred = returns.map(centre);
+  function advantages(rewards, { normalization, std_floor: floor, clip }) {
+    const centred = rewards.map(centre);
     const stdOf = { group_std: std, batch_std: () => std(centred.flat()), mean_only: () => 0 }[normalization];
     return centred.map((values) => {
       const divisor = stdOf(values) === 0 ? 1 : Math.max(stdOf(values), floor);
@@ -135,8 +135,8 @@
         const order = { isZeroStd: variance === 0, best: best(totals), orders: pairOrders(totals) };
         return { step, group, parts, totals, shares, ...order };
       });
-      const returns = scored.map(({ group, totals }) => totals.map((total, image) => total - group.penalty[image]));
-      const found = settings && advantages(returns, settings);
+      const rewards = scored.map(({ group, totals }) => totals.map((total, image) => total - group.penalty[image]));
+      const found = settings && advantages(rewards, settings);
       return scored.map((each, row) => ({ ...each, advantages: found && found[row] }));
     });
   }
