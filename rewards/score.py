@@ -11,6 +11,7 @@ import queue
 import sysconfig
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -233,8 +234,8 @@ class Scoring:
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
             term, prompt, group = self._terms[column], self._prompts[row], self._groups[row]
-            job = partial(_score_group, term, prompt, group, self._grid)
-            self._futures[row, column] = self._workers[column].submit(job)
+            score = partial(_score_group, term, prompt, group, self._grid)
+            self._futures[row, column] = self._workers[column].submit(score)
 
     def _wait(self, row: int, column: int, future: Future[_GroupScores]) -> _GroupScores:
         term, prompt = self._terms[column], self._prompts[row]
@@ -261,18 +262,16 @@ class _GroupScores:
     score_boxes: ScoreBoxes
 
 
-_Jobs = queue.SimpleQueue[
-    tuple[Future[_GroupScores], Callable[[], _GroupScores], torch.cuda.Event | None]
-]
-"""Jobs of a worker, each with the event on the device to wait for first."""
+_Job = tuple[Future[_GroupScores], Callable[[], _GroupScores], torch.cuda.Event | None]
+"""Scores to come, what computes them, and the event on the device to wait for first."""
 
 
 class _Worker:
-    """Thread of one term.
+    """Thread of one term; ends when nothing refers to this object any more.
 
     A daemon, so that a hanging term does not keep the process from ending: Python waits for the
-    threads of a ThreadPoolExecutor. It waits for work forever, because waking it to end while
-    Python itself ends can abort the process; so can work at that time (`finished_before_exit`).
+    threads of a ThreadPoolExecutor. As Python itself ends, it waits on, because waking it then can
+    abort the process; so can work at that time (`finished_before_exit`).
 
     On CUDA it uses its own stream, so that it waits only for its own work, not for the decoder's. A
     job first waits for the work that the submitting stream had at submission, such as moving
@@ -280,38 +279,54 @@ class _Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: _Jobs = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._jobs,), daemon=True, name=name).start()
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
-    def submit(self, job: Callable[[], _GroupScores]) -> Future[_GroupScores]:
+    def submit(self, score: Callable[[], _GroupScores]) -> Future[_GroupScores]:
         future: Future[_GroupScores] = Future()
         # Only if the device is in use already, because this takes memory.
         is_on_device = torch.cuda.is_initialized()
         ready = torch.cuda.current_stream().record_event() if is_on_device else None
-        self._jobs.put((future, job, ready))
+        self._jobs.put((future, score, ready))
         return future
 
 
-def _work(jobs: _Jobs) -> None:
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
     stream: torch.cuda.Stream | None = None
-    while True:
-        future, job, ready = jobs.get()
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            with finished_before_exit():
-                if ready is not None:
-                    if stream is None:
-                        stream = torch.cuda.Stream(ready.device)
-                        torch.cuda.set_stream(stream)
-                    stream.wait_event(ready)
-                scores = job()
-                if stream is not None:
-                    stream.synchronize()
-            future.set_result(scores)
-        # Passed to the thread that waits for the group.
-        except Exception as error:
-            future.set_exception(error)
+    while (job := jobs.get()) is not None:
+        stream = _do(*job, stream)
+        # It holds the term and images, and the wait for the next one may be long.
+        del job
+
+
+def _do(
+    future: Future[_GroupScores],
+    score: Callable[[], _GroupScores],
+    ready: torch.cuda.Event | None,
+    stream: torch.cuda.Stream | None,
+) -> torch.cuda.Stream | None:
+    """Do a job in this thread, and return the thread's stream."""
+    if not future.set_running_or_notify_cancel():
+        return stream
+    try:
+        with finished_before_exit():
+            if ready is not None:
+                if stream is None:
+                    stream = torch.cuda.Stream(ready.device)
+                    torch.cuda.set_stream(stream)
+                stream.wait_event(ready)
+            scores = score()
+            if stream is not None:
+                stream.synchronize()
+        future.set_result(scores)
+    # Passed to the thread that waits for the group.
+    except Exception as error:
+        future.set_exception(error)
+    finally:
+        # The error's traceback holds this frame: together they would be a reference cycle.
+        del future
+    return stream
 
 
 def _score_group(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +135,36 @@ def test_scoring_keeps_to_one_thread_a_term() -> None:
     assert len(set(threads)) == 1
     assert threads[0][0] == "note"
     assert threads[0][1] != threading.get_ident()
+
+
+def test_a_scorer_leaves_neither_networks_nor_threads_behind() -> None:
+    def score() -> weakref.ref[nn.Module]:
+        network = nn.Linear(1, 1)
+        Scorer([Term("left", gate_of(network), 1.0)]).score(PROMPTS[:1], group(1, 2)[None])
+        return weakref.ref(network)
+
+    before = set(threading.enumerate())
+    network = score()
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(SOON)
+    assert network() is None
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_scorer_lets_go_of_images_that_it_has_scored() -> None:
+    scorer, images = Scorer([Term("plain", gate_of(), 1.0)]), group(1, 2)
+    scoring = scorer.begin(PROMPTS[:1])
+    scoring.add(images)
+    scoring.finish()
+    scored = weakref.ref(images)
+    del images, scoring
+    gc.collect()
+    # The thread hands the scores on before it lets go.
+    end = time.monotonic() + SOON
+    while scored() is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert scored() is None
 
 
 SCORING = """
