@@ -177,6 +177,7 @@ class Rescoring:
     terms: tuple[TermChange, ...]
     gaining: tuple[MovedImage, ...]
     losing: tuple[MovedImage, ...]
+    rare_terms: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         groups = counted(self.groups, "group")
@@ -188,8 +189,6 @@ class Rescoring:
 
         table = pandas.DataFrame([asdict(term) for term in self.terms]).set_index("name")
         return f"<p>{self!r}</p>{table.to_html(float_format='{:z.3f}'.format)}"
-
-    rare_terms: tuple[str, ...] = ()
 
 
 def override_weighing(config: Config, overrides: Sequence[str]) -> Config:
