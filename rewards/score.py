@@ -107,10 +107,10 @@ class Scorer:
             RewardError: A term raised, took too long, or returned something other than one finite
                 float32 number, or None, per image. The message names term, prompt and image.
         """
-        scoring = self.begin(prompts)
-        for group in pixels:
-            scoring.add(group)
-        return scoring.finish()
+        with self.begin(prompts) as scoring:
+            for group in pixels:
+                scoring.add(group)
+            return scoring.finish()
 
     def begin(
         self,
@@ -140,7 +140,11 @@ class Scorer:
 
 
 class Scoring:
-    """Groups being scored; created by `Scorer.begin`."""
+    """Groups being scored; created by `Scorer.begin`.
+
+    At the end of its `with` block, whatever ended it, the terms get no further groups, and what
+    they changed for the whole process is undone.
+    """
 
     def __init__(
         self,
@@ -166,6 +170,16 @@ class Scoring:
         self._futures: dict[tuple[int, int], Future[_GroupScores]] = {}
         self._defaults = ProcessDefaults()
 
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Those left if a term or the caller failed.
+        for future in self._futures.values():
+            future.cancel()
+        # While terms run, one of them may be about to undo it itself.
+        self._defaults.restore("a reward term")
+
     def add(self, group: UInt8[Tensor, "G 3 H W"]) -> None:
         """Pass the images of the next prompt to the terms that can begin; does not wait."""
         self._groups.append(group)
@@ -183,16 +197,6 @@ class Scoring:
         Raises:
             RewardError: As for `Scorer.score`.
         """
-        try:
-            return self._finish(on_progress)
-        finally:
-            # Of a term that failed, or is slower than one that did.
-            for future in self._futures.values():
-                future.cancel()
-            # While terms run, one of them may be about to undo it itself.
-            self._defaults.restore("a reward term")
-
-    def _finish(self, on_progress: Callable[[int, int], object]) -> RewardTable:
         if not 0 < len(self._groups) == len(self._prompts):
             raise ValueError(
                 f"{len(self._prompts)} prompts, {len(self._groups)} groups of images; add one "

@@ -77,18 +77,13 @@ def _sample_and_score(
     rollout = sample(models, batch, batch_size=config.rollout.batch_size, clock=clock)
     is_sampled_by_reference = loss.kl_coef > 0 and models.policy.is_reference()
     tokens = _SampledTokens(models, batch, rollout, config.train.micro_batch_size, clock)
-    decoded = decode(
-        models.with_decode_steps(config.decode.training_steps),
-        batch,
-        rollout.token_ids,
-        clock,
-        grid=grid,
-    )
+    decoder = models.with_decode_steps(config.decode.training_steps)
     reference = None
-    # While terms score, unless the policy has to be moved back for it.
-    if loss.kl_coef > 0 and not models.offload.moves("policy"):
-        reference = tokens.reference_log_probs()
-    table = wait_for_scores(models, batch, decoded, clock)
+    with decode(decoder, batch, rollout.token_ids, clock, grid=grid) as decoded:
+        # While terms score, unless the policy has to be moved back for it.
+        if loss.kl_coef > 0 and not models.offload.moves("policy"):
+            reference = tokens.reference_log_probs()
+        table = wait_for_scores(models, batch, decoded, clock)
     if loss.kl_coef > 0 and reference is None:
         reference = tokens.reference_log_probs()
     totals = combine(table, mode=config.reward.combine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,6 +95,7 @@ class Decoded:
     scoring: Scoring
 
 
+@contextmanager
 def decode(
     models: Models,
     batch: PromptBatch,
@@ -101,8 +104,10 @@ def decode(
     *,
     is_evaluation: bool = False,
     grid: Grid | None = None,
-) -> Decoded:
+) -> Iterator[Decoded]:
     """Decode prompt by prompt; groups are scored while later ones decode, if the terms allow it.
+
+    Scores that nobody waits for before the end are cancelled, such as those of a step that fails.
 
     Args:
         is_evaluation: Selects the terms that score, and the remedies when memory runs out.
@@ -112,18 +117,18 @@ def decode(
         MemoryLimitError: Memory ran out; the message names phase, size and remedy.
     """
     is_resident = not models.offload.moves("rewards")
-    scoring = models.scorer.begin(
-        batch.prompts, is_resident=is_resident, is_training=not is_evaluation, grid=grid
-    )
     groups, work = [], describe_decoding(batch)
-    with models.phase("decode", work, clock, is_evaluation=is_evaluation):
-        for group in models.decoder.decode_groups(batch, token_ids):
-            groups.append(group)
-            clock.count(len(groups), len(batch.prompts))
-            if models.scorer.is_overlapping:
-                scoring.add(group)
-    images = ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds)
-    return Decoded(images, scoring)
+    with models.scorer.begin(
+        batch.prompts, is_resident=is_resident, is_training=not is_evaluation, grid=grid
+    ) as scoring:
+        with models.phase("decode", work, clock, is_evaluation=is_evaluation):
+            for group in models.decoder.decode_groups(batch, token_ids):
+                groups.append(group)
+                clock.count(len(groups), len(batch.prompts))
+                if models.scorer.is_overlapping:
+                    scoring.add(group)
+        images = ImageBatch(pixels=torch.stack(groups), decode_seeds=batch.decode_seeds)
+        yield Decoded(images, scoring)
 
 
 def wait_for_scores(
@@ -161,6 +166,6 @@ def decode_and_score(
 ) -> tuple[ImageBatch, RewardTable]:
     """`decode`, then `wait_for_scores` at once."""
     clock = clock or PhaseClock()
-    decoded = decode(models, batch, token_ids, clock, is_evaluation=is_evaluation)
-    table = wait_for_scores(models, batch, decoded, clock, is_evaluation=is_evaluation)
-    return decoded.images, table
+    with decode(models, batch, token_ids, clock, is_evaluation=is_evaluation) as decoded:
+        table = wait_for_scores(models, batch, decoded, clock, is_evaluation=is_evaluation)
+        return decoded.images, table

@@ -75,9 +75,9 @@ def test_build_gives_every_term_its_own_options() -> None:
     assert scorer.names == ("pull", "seen", "shape")
     assert not scorer.is_overlapping
     target = torch.full((3, 64, 64), 100, dtype=torch.uint8)
-    scoring = scorer.begin([Prompt("a", "a", target=target)], is_training=True)
-    scoring.add(target[None])
-    table = scoring.finish()
+    with scorer.begin([Prompt("a", "a", target=target)], is_training=True) as scoring:
+        scoring.add(target[None])
+        table = scoring.finish()
     assert table.weights.tolist() == [-0.25, 0.0, 0.5]
     torch.testing.assert_close(table.std_floors, torch.tensor([0.125, 1e-4, 0.25]))
     assert table.is_applicable.tolist() == [[True, False, False]]

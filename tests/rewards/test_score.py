@@ -254,10 +254,10 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
     prompts = (Prompt("dog", "a dog"), Prompt("cat", "a cat"))
     pixels = torch.zeros(2, 1, 3, 3, 2, dtype=torch.uint8)
     pixels[:, :, :, :, 1] = 200
-    scoring = scorer.begin(prompts, grid=Grid(2, 2))
-    for group in pixels:
-        scoring.add(group)
-    table = scoring.finish()
+    with scorer.begin(prompts, grid=Grid(2, 2)) as scoring:
+        for group in pixels:
+            scoring.add(group)
+        table = scoring.finish()
     # The left half earned nothing, the right one half of 200: a quarter in each of its places.
     assert table.score_map["halves"].tolist() == [[[[0, 50], [0, 50]]], [[[0, 0], [0, 0]]]]
     # The first box covers the image, the point is at its corner.
@@ -272,13 +272,13 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
 @pytest.mark.usefixtures("own_defaults")
 def test_scores_are_kept_as_they_are_whatever_the_default_dtype() -> None:
     scorer = Scorer([Term("halves", Halves(), 1.0)])
-    scoring = scorer.begin([WITHOUT_TEXT], grid=Grid(1, 1))
-    torch.set_default_dtype(torch.bfloat16)
-    # A bfloat16 has 8 bits: 185.5 would be stored as 186.
-    pixels = torch.full((1, 3, 2, 2), 185, dtype=torch.uint8)
-    pixels[..., 0, :] = 186
-    scoring.add(pixels)
-    table = scoring.finish()
+    with scorer.begin([WITHOUT_TEXT], grid=Grid(1, 1)) as scoring:
+        torch.set_default_dtype(torch.bfloat16)
+        # A bfloat16 has 8 bits: 185.5 would be stored as 186.
+        pixels = torch.full((1, 3, 2, 2), 185, dtype=torch.uint8)
+        pixels[..., 0, :] = 186
+        scoring.add(pixels)
+        table = scoring.finish()
     assert table.raw.tolist() == [[[185.5]]]
     assert table.score_map["halves"].tolist() == [[[[185.5]]]]
 
@@ -369,10 +369,10 @@ def test_term_for_evaluations_alone_does_not_see_what_is_trained_on() -> None:
     pixels = torch.zeros(2, 3, 3, 4, 4, dtype=torch.uint8)
     prompts = [WITH_TEXT, WITHOUT_TEXT]
 
-    scoring = scorer.begin(prompts, is_training=True)
-    for group in pixels:
-        scoring.add(group)
-    table = scoring.finish()
+    with scorer.begin(prompts, is_training=True) as scoring:
+        for group in pixels:
+            scoring.add(group)
+        table = scoring.finish()
 
     assert judge.seen == []
     assert table.is_applicable.tolist() == [[False, True], [False, True]]

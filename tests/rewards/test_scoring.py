@@ -82,15 +82,15 @@ def begin(*rewards: Gate, is_resident: bool = True, timeout_seconds: float = SOO
 
 
 def test_scoring_begins_with_a_group_while_others_are_to_come(gate: Gate) -> None:
-    scoring = begin(gate)
-    scoring.add(group(1, 2))
-    assert gate.began["dog"].wait(SOON)
-    # The term has not ended, and yet the next groups can be handed over.
-    scoring.add(group(3, 4))
-    scoring.add(group(5, 6))
-    assert gate.scored == []
-    gate.may_go_on.set()
-    table = scoring.finish()
+    with begin(gate) as scoring:
+        scoring.add(group(1, 2))
+        assert gate.began["dog"].wait(SOON)
+        # The term has not ended, and yet the next groups can be handed over.
+        scoring.add(group(3, 4))
+        scoring.add(group(5, 6))
+        assert gate.scored == []
+        gate.may_go_on.set()
+        table = scoring.finish()
     assert table.raw.tolist() == [[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]]
     assert gate.scored == ["dog", "cat", "cow"]
 
@@ -103,20 +103,20 @@ def test_scoring_runs_terms_side_by_side() -> None:
         barrier.wait(SOON)
         return False
 
-    scoring = begin(Gate(holds=meet), Gate(holds=meet))
-    for level in (1, 2, 3):
-        scoring.add(group(level))
-    assert scoring.finish().raw.tolist() == [[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 3.0]]]
+    with begin(Gate(holds=meet), Gate(holds=meet)) as scoring:
+        for level in (1, 2, 3):
+            scoring.add(group(level))
+        assert scoring.finish().raw.tolist() == [[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 3.0]]]
 
 
 def test_scoring_makes_terms_wait_whose_networks_are_elsewhere() -> None:
     free, networked = gate_of(), gate_of(nn.Linear(1, 1))
-    scoring = begin(networked, free, is_resident=False)
-    for level in (1, 2, 3):
-        scoring.add(group(level))
-    assert free.began["cow"].wait(SOON)
-    assert not any(began.is_set() for began in networked.began.values())
-    table = scoring.finish()
+    with begin(networked, free, is_resident=False) as scoring:
+        for level in (1, 2, 3):
+            scoring.add(group(level))
+        assert free.began["cow"].wait(SOON)
+        assert not any(began.is_set() for began in networked.began.values())
+        table = scoring.finish()
     assert networked.scored == ["dog", "cat", "cow"]
     assert table.raw.tolist() == [[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 3.0]]]
 
@@ -154,9 +154,9 @@ def test_a_scorer_leaves_neither_networks_nor_threads_behind() -> None:
 
 def test_a_scorer_lets_go_of_images_that_it_has_scored() -> None:
     scorer, images = Scorer([Term("plain", gate_of(), 1.0)]), group(1, 2)
-    scoring = scorer.begin(PROMPTS[:1])
-    scoring.add(images)
-    scoring.finish()
+    with scorer.begin(PROMPTS[:1]) as scoring:
+        scoring.add(images)
+        scoring.finish()
     scored = weakref.ref(images)
     del images, scoring
     gc.collect()
@@ -201,12 +201,12 @@ def test_scoring_names_term_and_prompt_that_took_too_long(
 ) -> None:
     monkeypatch.setattr("rewards.score._GRACE_SECONDS", 0.0)
     gate.holds = lambda prompt: prompt.prompt_id == "cat"
-    scoring = begin(gate_of(), gate, timeout_seconds=0.25)
-    images = [group(1, 2), group(3, 4), group(5, 6)]
-    for image in images:
-        scoring.add(image)
-    with pytest.raises(RewardError) as caught:
-        scoring.finish()
+    with begin(gate_of(), gate, timeout_seconds=0.25) as scoring:
+        images = [group(1, 2), group(3, 4), group(5, 6)]
+        for image in images:
+            scoring.add(image)
+        with pytest.raises(RewardError) as caught:
+            scoring.finish()
     message = str(caught.value)
     assert message.startswith("term term_1, prompt cat: not scored within 0.25 seconds")
     assert "reward.terms.term_1.timeout_seconds" in message
@@ -219,11 +219,11 @@ def test_scoring_gives_a_term_that_keeps_its_limit_itself_time_to_say_so() -> No
         time.sleep(0.5)
         raise RewardError("the scorer did not answer within 0.125 seconds")
 
-    scoring = begin(Gate(holds=give_up), timeout_seconds=0.125)
-    for level in (1, 2, 3):
-        scoring.add(group(level))
-    with pytest.raises(RewardError, match="term_0, prompt dog: "):
-        scoring.finish()
+    with begin(Gate(holds=give_up), timeout_seconds=0.125) as scoring:
+        for level in (1, 2, 3):
+            scoring.add(group(level))
+        with pytest.raises(RewardError, match="term_0, prompt dog: "):
+            scoring.finish()
 
 
 def test_scoring_limits_the_time_of_each_group_not_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,18 +233,18 @@ def test_scoring_limits_the_time_of_each_group_not_of_all(monkeypatch: pytest.Mo
         time.sleep(0.4)
         return False
 
-    scoring = begin(Gate(holds=rest), timeout_seconds=1.0)
-    for level in (1, 2, 3):
-        scoring.add(group(level))
-    assert scoring.finish().raw.flatten().tolist() == [1.0, 2.0, 3.0]
+    with begin(Gate(holds=rest), timeout_seconds=1.0) as scoring:
+        for level in (1, 2, 3):
+            scoring.add(group(level))
+        assert scoring.finish().raw.flatten().tolist() == [1.0, 2.0, 3.0]
 
 
 def test_scoring_refuses_to_finish_without_a_group_for_each_prompt() -> None:
-    scoring = begin(gate_of())
-    scoring.add(group(1))
-    scoring.add(group(1))
-    with pytest.raises(ValueError, match="3 prompts, 2 groups"):
-        scoring.finish()
+    with begin(gate_of()) as scoring:
+        scoring.add(group(1))
+        scoring.add(group(1))
+        with pytest.raises(ValueError, match="3 prompts, 2 groups"):
+            scoring.finish()
 
 
 HANGING = """
@@ -285,9 +285,9 @@ def test_scoring_on_a_device_waits_for_weights_and_not_for_what_comes_after() ->
         # As weights that are copied to the device without waiting for it.
         torch.cuda._sleep(second // 10)
         weight.fill_(value)
-        scoring = scorer.begin(PROMPTS[:1])
-        scoring.add(group(2))
-        torch.cuda._sleep(second)
-        assert scoring.finish().raw.item() == 2 * value
+        with scorer.begin(PROMPTS[:1]) as scoring:
+            scoring.add(group(2))
+            torch.cuda._sleep(second)
+            assert scoring.finish().raw.item() == 2 * value
         assert not torch.cuda.current_stream().query()
         torch.cuda.synchronize()

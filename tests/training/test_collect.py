@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from glm_grpo.config.sections import AdvantageSection
 from glm_grpo.data.prompts import SparePrompts
+from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.offload import Offload
 from glm_grpo.training.collate import join_experiences
@@ -121,9 +123,9 @@ def draw(
     batch = PromptBatch(PROMPTS, 2, 32, 32, seed=0, decode_seeds=(5, 6))
     tokens = torch.zeros(2, 2, 3, dtype=torch.int64)
     clock = clock or PhaseClock()
-    decoded = decode(models, batch, tokens, clock)
-    meanwhile()
-    return decoded.images, wait_for_scores(models, batch, decoded, clock)
+    with decode(models, batch, tokens, clock) as decoded:
+        meanwhile()
+        return decoded.images, wait_for_scores(models, batch, decoded, clock)
 
 
 def test_decode_and_score_returns_all_images_with_their_scores(events: list[str]) -> None:
@@ -224,6 +226,40 @@ def test_decode_and_score_hands_on_what_failed(events: list[str]) -> None:
         draw(Picky(events), events)
     assert caught.value.images is not None
     assert caught.value.images[:, 0, 0, 0].tolist() == [30, 40]
+
+
+@pytest.mark.usefixtures("own_defaults")
+@pytest.mark.parametrize("place", ["pause", "meanwhile"])
+def test_decode_and_score_scores_no_further_group_once_it_failed(
+    place: str, events: list[str]
+) -> None:
+    may_go_on = threading.Event()
+
+    class Careless(Brightness):
+        def score(
+            self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]
+        ) -> Float32[Tensor, " N"]:
+            torch.set_default_dtype(torch.float64)
+            scores = super().score(prompts, pixels)
+            assert may_go_on.wait(SOON)
+            return scores
+
+    term = Careless(events)
+
+    def fail() -> None:
+        if "draw 1" in events:
+            assert term.has_scored.wait(SOON)
+            raise MemoryError
+
+    before = set(threading.enumerate())
+    with pytest.raises(MemoryLimitError if place == "pause" else MemoryError):
+        draw(term, events, **{place: fail})
+    assert torch.get_default_dtype() == torch.float32
+    may_go_on.set()
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(SOON)
+    assert sorted(events) == ["draw 0", "draw 1", "score dog"]
 
 
 class RoundCounter(NoPolicy):
