@@ -392,6 +392,7 @@ def _describe_remedy(term: Term, error: BaseException, pixels: UInt8[Tensor, "G 
     )
 
 
+@torch.no_grad()
 def _find_failing_image(term: Term, prompt: Prompt, pixels: UInt8[Tensor, "G 3 H W"]) -> str:
     # A term that scores a whole group at once cannot tell which image failed.
     for index in range(pixels.shape[0]):

@@ -102,6 +102,18 @@ def test_scorer_finds_the_image_that_a_term_fails_at() -> None:
         scorer.score([WITHOUT_TEXT], grey([5, 6, 7, 255]))
 
 
+def test_scorer_looks_for_the_failing_image_without_gradients() -> None:
+    seen = []
+
+    def fail(pixels: Tensor) -> Tensor:
+        seen.append(torch.is_grad_enabled())
+        raise ZeroDivisionError
+
+    with pytest.raises(RewardError, match="term shy, prompt dog, image 0"):
+        make_scorer([FakeReward("shy", fail)], [1.0]).score([WITHOUT_TEXT], grey([5, 6]))
+    assert seen == [False, False]
+
+
 def test_scorer_says_where_only_the_whole_group_fails() -> None:
     def refuse_groups(pixels: Tensor) -> Tensor:
         if len(pixels) > 1:
