@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rewards.standalone import score_images
     from rewards.types import Prompt, Scores
 
-# Libraries send these by themselves unless told not to before they are imported, which is later.
-# The environment takes precedence, and passes them on to other processes.
+# Libraries send these by themselves unless told not to before they are imported. Here, because that
+# is later, in no fixed order, and often by another library. What users set takes precedence; other
+# processes inherit it.
 for _variable, _value in {
     "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime: its use, with an id of the machine, to Microsoft
     "DO_NOT_TRACK": "1",  # huggingface_hub: who downloads; some trackers: their use
