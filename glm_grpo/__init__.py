@@ -48,8 +48,8 @@ def _import_own_rewards() -> None:
 
 _import_own_rewards()
 
-# It warns about kernels that only CPUs would use. Here, because peft and others import it at times of
-# their own, wherever it is installed.
+# It warns about kernels that only CPUs would use. Here, because peft and others import it at times
+# of their own, wherever it is installed.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
