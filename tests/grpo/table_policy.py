@@ -37,15 +37,20 @@ class TablePolicy:
         self.logits = nn.Parameter(logits.clone())
         self.replayed: list[int] = []
 
+    def table(self) -> Tensor:
+        """The logits as a forward pass gives them."""
+        return self.logits
+
     def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
         self.replayed += rows.tolist()
-        all_log_probs = self.logits.log_softmax(-1)
+        logits = self.table()
+        all_log_probs = logits.log_softmax(-1)
         entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         return Replay(
-            log_probs=score(self.logits, rollout.token_ids).flatten(0, 1)[rows],
+            log_probs=score(logits, rollout.token_ids).flatten(0, 1)[rows],
             entropy=entropy.detach().expand(len(rows), -1),
             # Distinguishes rows, so that a report on some of them differs from one on all.
-            outside_codebook=(0.01 * rows)[:, None].expand(-1, TOKENS),
+            outside_codebook=(0.01 * rows.float())[:, None].expand(-1, len(logits)),
         )
 
     def trainable_parameters(self) -> Sequence[nn.Parameter]:
@@ -69,7 +74,7 @@ def make_learner(
 
 def score(logits: Tensor, token_ids: Tensor) -> Tensor:
     """Log-probabilities of tokens."""
-    every = logits.log_softmax(-1).expand(*token_ids.shape, CODEBOOK)
+    every = logits.log_softmax(-1).expand(*token_ids.shape, -1)
     return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
@@ -81,18 +86,19 @@ def make_experience(
     sampled_by: Tensor, advantages: Tensor, *, reference: Tensor | None = None
 ) -> Experience:
     """Tokens with their log-probs under one table of logits, and under another if it is given."""
+    num_prompts, group_size = advantages.shape
     generator = torch.Generator().manual_seed(1)
-    token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
-    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
-    seeds = (0,) * PROMPTS
+    token_ids = torch.randint(CODEBOOK, (num_prompts, group_size, TOKENS), generator=generator)
+    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(num_prompts))
+    seeds = (0,) * num_prompts
     return Experience(
-        prompts=PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds),
+        prompts=PromptBatch(prompts, group_size, height=32, width=32, seed=0, decode_seeds=seeds),
         rollout=Rollout(token_ids, score(sampled_by, token_ids), None),
-        images=ImageBatch(torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8), seeds),
+        images=ImageBatch(torch.zeros(num_prompts, group_size, 3, 1, 1, dtype=torch.uint8), seeds),
         scores=RewardTable(
             names=("only",),
             raw=advantages[..., None],
-            is_applicable=torch.ones(PROMPTS, 1, dtype=torch.bool),
+            is_applicable=torch.ones(num_prompts, 1, dtype=torch.bool),
             weights=torch.ones(1),
             std_floors=torch.ones(1),
         ),

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from glm_grpo.grpo.loss_scale import LossScale
-from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
 from glm_grpo.grpo.update import UpdateReport, policy_gradient, update_policy
-from glm_grpo.types import PromptBatch, Rollout
 from tests.factories import changed
 from tests.grpo.table_policy import (
     ADVANTAGES,
@@ -47,13 +45,8 @@ class HalfPolicy(TablePolicy):
     factor = 1.0
     dtype = torch.float16
 
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
-        kept = self.logits
-        self.logits = Float16Gradient.apply(kept, self.factor)
-        try:
-            return super().replay(prompts, rollout, rows)
-        finally:
-            self.logits = kept
+    def table(self) -> Tensor:
+        return Float16Gradient.apply(self.logits, self.factor)
 
 
 def updated(factor: float, scale: LossScale) -> tuple[Tensor, UpdateReport]:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from glm_grpo.data.prompts import load_prompts
 from glm_grpo.errors import HackingError, MemoryLimitError, NonFiniteError, StorageError
 from glm_grpo.grpo.advantages import group_advantages
-from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.offload import Offload
 from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.finding import find_checkpoint
@@ -39,6 +38,7 @@ from rewards.canaries import Departure
 from rewards.score import Scorer, Term
 from rewards.types import RewardError
 from tests.factories import Brightness, NoDecoder, NoPolicy, tiny_config
+from tests.grpo.table_policy import TablePolicy, score
 from tests.opened import open_run, prepared_run
 
 SIDE, TOKENS, CODEBOOK = 64, 4, NoPolicy.codebook_size
@@ -53,18 +53,14 @@ RUN = (
 )
 
 
-class TablePolicy(NoPolicy):
-    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
+class DrawingPolicy(TablePolicy, NoPolicy):
+    """Also samples, and has a state to store."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
+        super().__init__(torch.randn(TOKENS, CODEBOOK, generator=generator))
         self.network = nn.Module()
-        self.logits = nn.Parameter(torch.randn(TOKENS, CODEBOOK, generator=generator))
         self.network.logits = self.logits
-
-    def _score(self, token_ids: Tensor) -> Tensor:
-        every = self.logits.log_softmax(-1).expand(*token_ids.shape, CODEBOOK)
-        return every.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
     def sample(self, batch: PromptBatch, **others: Any) -> Rollout:
         generator = torch.Generator().manual_seed(batch.seed)
@@ -72,15 +68,7 @@ class TablePolicy(NoPolicy):
         odds = self.logits.detach().softmax(-1)
         drawn = torch.multinomial(odds, shape[0] * shape[1], replacement=True, generator=generator)
         token_ids = drawn.T.reshape(*shape, TOKENS).contiguous()
-        return Rollout(token_ids, self._score(token_ids).detach(), None)
-
-    def replay(self, batch: PromptBatch, rollout: Rollout, rows: Tensor) -> Replay:
-        log_probs = self._score(rollout.token_ids.flatten(0, 1)[rows])
-        zeros = torch.zeros_like(log_probs.detach())
-        return Replay(log_probs=log_probs, entropy=zeros, outside_codebook=zeros)
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return [self.logits]
+        return Rollout(token_ids, score(self.logits, token_ids).detach(), None)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {"logits": self.logits.data}
@@ -146,7 +134,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
         config = tiny_config(*RUN, *paths, f"run_dir={run.folder.path}", *overrides)
         term = Brightness(lambda scores, prompt: change(scores, prompt, run.step))
         run.models = Models(
-            TablePolicy(), Greys(), Scorer([Term("brightness", term, weight)]), Offload({})
+            DrawingPolicy(), Greys(), Scorer([Term("brightness", term, weight)]), Offload({})
         )
         sources = (
             load_prompts(str(path), height=SIDE, width=SIDE) for path in (training, held_out)

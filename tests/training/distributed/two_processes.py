@@ -8,44 +8,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from glm_grpo.config.losses import ClippedLoss
-from glm_grpo.config.sections import TrainSection
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.errors import ConfigError, GlmGrpoError, MemoryLimitError
-from glm_grpo.grpo.learning_rate import LearningRate
-from glm_grpo.grpo.policy import Replay
 from glm_grpo.grpo.strategy import Strategy
-from glm_grpo.grpo.update import Learner, update_policy
+from glm_grpo.grpo.update import update_policy
 from glm_grpo.training.distributed.processes import Failure, Processes, current_processes
 from glm_grpo.training.distributed.strategy import AccelerateStrategy, has_shards, make_accelerator
-from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
-from rewards.types import Prompt, RewardTable
+from glm_grpo.types import Experience, Rollout
+from tests.factories import changed, update_sections
+from tests.grpo.table_policy import TablePolicy, make_experience, make_learner, make_logits
 
-PROMPTS, GROUP, TOKENS, CODEBOOK = 3, 2, 4, 5
 ADVANTAGES = torch.tensor([[1.0, -1.5], [0.5, -0.25], [2.0, -1.75]])
 
-LOSS = ClippedLoss(
-    clip_low=0.05,
-    clip_high=0.05,
-    kl_coef=0.3,
-    kl_estimator="k3",
-    kl_placement="loss",
-    kl_behaviour_coef=0.2,
-)
-TRAIN = TrainSection(
-    steps=1,
-    seed=0,
-    epochs_per_rollout=3,
-    micro_batch_size=PROMPTS * GROUP,
-    checkpoint_every=1,
-    keep_checkpoints=1,
-    eval_every=1,
+SETTINGS = update_sections(
+    epochs_per_rollout=3, clip_low=0.05, clip_high=0.05, kl_coef=0.3, kl_behaviour_coef=0.2
 )
 
 SHARDS = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -60,95 +43,67 @@ REFUSED = {
 
 
 class Table(nn.Module):
-    """Token t is drawn from softmax(logits[t]), whatever the prompt."""
+    """What the engine wraps."""
 
-    def __init__(self) -> None:
+    def __init__(self, logits):
         super().__init__()
-        self.logits = nn.Parameter(table(0))
+        self.logits = logits
 
-    def forward(self, token_ids):
-        log_probs = self.logits.log_softmax(-1)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return picked(log_probs, token_ids), entropy.detach().expand(len(token_ids), -1)
+    def forward(self):
+        return self.logits
 
 
-class TablePolicy:
-    """As much of a policy as engine and update use."""
+class TeamPolicy(TablePolicy):
+    """Computes through the wrapped network; `sizes` are those of its micro-batches."""
 
-    dtype = torch.float32
-
-    def __init__(self) -> None:
-        self.network = Table()
-        self.wrapped: nn.Module = self.network
-        self.replayed: list[int] = []
+    def __init__(self):
+        super().__init__(make_logits())
+        self.network = self.wrapped = Table(self.logits)
+        self.sizes: list[int] = []
 
     def wrap(self, wrapped):
         self.wrapped = wrapped
 
-    def trainable_parameters(self):
-        return [*self.network.parameters()]
+    def table(self):
+        return self.wrapped()
 
     def replay(self, prompts, rollout, rows):
-        self.replayed.append(len(rows))
-        log_probs, entropy = self.wrapped(rollout.token_ids.flatten(0, 1)[rows])
-        return Replay(log_probs, entropy=entropy, outside_codebook=torch.zeros_like(entropy))
+        self.sizes.append(len(rows))
+        replay = super().replay(prompts, rollout, rows)
+        # It says which rows these are, and each process counts its own.
+        return replace(replay, outside_codebook=torch.zeros_like(replay.entropy))
 
 
-def table(seed):
-    return torch.randn(TOKENS, CODEBOOK, generator=torch.Generator().manual_seed(seed))
-
-
-def picked(log_probs, token_ids):
-    return log_probs.expand(len(token_ids), -1, -1).gather(2, token_ids[..., None]).squeeze(-1)
-
-
-def make_experience(processes: Processes) -> Experience:
-    """This process's part of one batch."""
-    generator = torch.Generator().manual_seed(1)
-    token_ids = torch.randint(CODEBOOK, (PROMPTS, GROUP, TOKENS), generator=generator)
-    log_probs, reference = (
-        picked(table(seed).log_softmax(-1), token_ids.flatten(0, 1)).view_as(token_ids)
-        for seed in (0, 5)
-    )
-    prompts = tuple(Prompt(prompt_id=str(row), prompt="a sign") for row in range(PROMPTS))
-    seeds = (0,) * PROMPTS
-    batch = PromptBatch(prompts, GROUP, height=32, width=32, seed=0, decode_seeds=seeds)
-    rows = processes.part(PROMPTS)
+def make_part(processes: Processes) -> Experience:
+    """This process's part of one batch, as far as an update reads it."""
+    whole = make_experience(make_logits(), ADVANTAGES, reference=make_logits(seed=5))
+    rows = processes.part(len(ADVANTAGES))
     own = slice(rows.start, rows.stop)
-    pixels = torch.zeros(PROMPTS, GROUP, 3, 1, 1, dtype=torch.uint8)
-    return Experience(
-        prompts=part_of_batch(batch, rows),
-        rollout=Rollout(token_ids[own], log_probs[own], sampling_mask=None),
-        images=ImageBatch(pixels[own], seeds[own]),
-        scores=RewardTable(
-            names=("only",),
-            raw=ADVANTAGES[own, :, None],
-            is_applicable=torch.ones(len(rows), 1, dtype=torch.bool),
-            weights=torch.ones(1),
-            std_floors=torch.ones(1),
-        ),
-        totals=ADVANTAGES[own],
-        penalties=torch.zeros(len(rows), GROUP),
-        advantages=ADVANTAGES[own][..., None],
-        reference_log_probs=reference[own],
+    return replace(
+        whole,
+        prompts=part_of_batch(whole.prompts, rows),
+        rollout=Rollout(whole.rollout.token_ids[own], whole.rollout.log_probs[own], None),
+        totals=whole.totals[own],
+        penalties=whole.penalties[own],
+        advantages=whole.advantages[own],
+        reference_log_probs=whole.reference_log_probs[own],
     )
 
 
 def learn(processes: Processes, accelerator, micro_batch_size: int) -> dict:
     """Three updates; what the policy is then, what was reported, and what was replayed here."""
-    policy = TablePolicy()
+    policy = TeamPolicy()
     strategy = (
         Strategy() if processes.count == 1 else AccelerateStrategy(policy, accelerator, processes)
     )
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=0.5)
-    train = TRAIN.model_copy(update={"micro_batch_size": micro_batch_size})
-    rate = LearningRate(optimizer, peak=0.5, schedule="constant", warmup_updates=0, total_updates=1)
-    learner = Learner(policy, optimizer, rate, strategy, max_grad_norm=0.25)
-    reports = update_policy(learner, make_experience(processes), LOSS, train)
+    learner = make_learner(policy, optimizer, strategy, max_grad_norm=0.25)
+    settings = changed(SETTINGS, micro_batch_size=micro_batch_size)
+    reports = update_policy(learner, make_part(processes), *settings)
     return {
-        "logits": policy.network.logits.tolist(),
+        "logits": policy.logits.tolist(),
         "reports": [dict(report.metrics) for report in reports],
-        "replayed": policy.replayed,
+        "replayed": policy.sizes,
     }
 
 
@@ -247,7 +202,7 @@ def main() -> None:
     accelerator = make_accelerator()
     processes = current_processes()
     found = {
-        "alone": learn(Processes(), accelerator, PROMPTS * GROUP),
+        "alone": learn(Processes(), accelerator, ADVANTAGES.numel()),
         "team": {size: learn(processes, accelerator, size) for size in (1, 3)},
         "refused": refusals(),
         "mixed": mixed(),
