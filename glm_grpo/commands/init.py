@@ -89,7 +89,7 @@ _COMMENTS = {
     "width": "pixels",
     "learning_rate": "peak, reached after the warm-up",
     "steps": "one rollout and its updates each",
-    "seed": "determines prompts, tokens and noise",
+    "seed": "determines prompts and random numbers",
     "eval_every": "steps between evaluations on the held-out prompts",
     "checkpoint_every": "steps between checkpoints",
 }

@@ -217,7 +217,7 @@ class TrainSection(Options):
     """Number of training steps: one rollout (or, for sft, the target images of as many prompts) and
     its updates each."""
     seed: int = Field(ge=0, le=LARGEST_INT)
-    """Seed of the run: prompts, tokens and noise of step s are a function of (seed, s)."""
+    """Seed of the run: prompts and random numbers of step s are a function of (seed, s)."""
     epochs_per_rollout: int = Field(ge=1, le=10**6)
     """Passes (epochs) over one rollout, each of `minibatches` optimizer updates; above
     1, the later ones are off-policy."""
@@ -315,7 +315,7 @@ class EvalSection(Options):
     samples_per_prompt: int = Field(ge=1, le=_MOST_IMAGES)
     """Images sampled per held-out prompt."""
     seed: int = Field(ge=0, le=LARGEST_INT)
-    """Seed of the evaluations: the same tokens and noise at every evaluation, in this and other
+    """Seed of the evaluations: the same random numbers at every evaluation, in this and other
     runs."""
     ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Evaluate and export a moving average of the weights, with this decay per training step, such
