@@ -36,7 +36,11 @@ class LossTerm:
 
 def weighted(metrics: Mapping[str, Tensor], fraction: float) -> dict[str, float]:
     """Means, weighted by a fraction of all tokens."""
-    return {name: fraction * float(value.double().mean()) for name, value in metrics.items()}
+    means = [value.double().mean() for value in metrics.values()]
+    # One transfer from the device. A custom loss may have its own metrics in CPU memory.
+    device = means[-1].device
+    values = torch.stack([mean.to(device) for mean in means]).tolist()
+    return {name: fraction * value for name, value in zip(metrics, values, strict=True)}
 
 
 def refuse_other_metrics(metrics: Mapping[str, float], names: Collection[str]) -> None:
