@@ -17,6 +17,7 @@ from glm_grpo.config.losses import AnyLoss, ClippedLoss
 from glm_grpo.config.sections import AdvantageSection, TrainSection
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Decoder
+from glm_grpo.models.reference import Reference
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -96,6 +97,7 @@ class NoPolicy(AdaptedPolicy):
     codebook_size = 16
     dtype = torch.float32
     network = torch.nn.Identity()
+    reference = Reference()
 
     def __init__(self) -> None:
         """Without a model."""

@@ -1,4 +1,4 @@
-"""What every family's policy shares: sampling, replay, weights, the reference, and their state."""
+"""What every family's policy shares: sampling, replay, weights and their state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from peft import PeftModel
-from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from peft.utils import set_peft_model_state_dict
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,8 +22,9 @@ from glm_grpo.grpo.policy import Replay
 from glm_grpo.models.base import Policy
 from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, join_drawn
 from glm_grpo.models.four_bits import dequantize
-from glm_grpo.models.lora import adapt, held_factors
+from glm_grpo.models.lora import adapt, adapter_tensors, held_factors
 from glm_grpo.models.network import PolicyNetwork
+from glm_grpo.models.reference import FrozenCopy, OtherAdapters, Reference
 from glm_grpo.models.sampling import draw_grids
 from glm_grpo.models.token_step import ReadPrompts, StepBuilder
 from glm_grpo.seeds import derive_seed
@@ -31,8 +32,6 @@ from glm_grpo.types import ProgressCallback, PromptBatch, Rollout, no_progress
 
 _ADAPTER_STD = 0.02
 """Of second factors that are drawn to check adapters, which are 0 in new ones."""
-
-_NO_REFERENCE = "the policy keeps no reference, because loss.kl_coef was 0 when it was built"
 
 
 class _Float32Embedding(nn.Module):
@@ -54,11 +53,10 @@ class _Float32Embedding(nn.Module):
 class AdaptedPolicy(Policy):
     """A policy with its weights: adapters, or a network trained in full.
 
-    The reference is the same model with its adapters switched off; of a network trained in full it
-    is a frozen copy, kept if the config needs it.
-
     Attributes:
         network: The trained module, for DDP or FSDP2 to wrap.
+        reference: The policy that a KL refers to. A network trained in full has one only if the
+            config needs it.
 
     Args:
         model: Stock model that contains the network; frozen, and adapted in place.
@@ -85,18 +83,16 @@ class AdaptedPolicy(Policy):
         self._encoded: tuple[PromptBatch, Any] | None = None
         self._build_step: StepBuilder | None = None
         self._adapted: PeftModel | None = None
-        self._reference: PolicyNetwork[Any] | None = None
-        self._reference_adapter: dict[str, Tensor] = {}
-        self._is_reference_moved = False
+        self.reference = Reference()
         self._wrapped: nn.Module = network
         model.requires_grad_(False)
         if config.model.adapter is not None:
             seed = derive_seed(config.train.seed, "adapter")
             self._adapted = adapt(model, adapted_modules, config.model.adapter, seed=seed)
+            self.reference = OtherAdapters(network, self._adapted)
         else:
             if config.needs_reference:
-                self._reference = copy.deepcopy(network)
-                self._reference.requires_grad_(False)
+                self.reference = FrozenCopy(network)
             trained.requires_grad_(True)
         if config.model.gradient_checkpointing:
             with warnings.catch_warnings():
@@ -245,7 +241,7 @@ class AdaptedPolicy(Policy):
         copied.model, copied.network, copied._adapted = copy.deepcopy(
             (self.model, network, self._adapted), memo
         )
-        copied._wrapped, copied._reference = copied.network, None
+        copied._wrapped, copied.reference = copied.network, Reference()
         copied._encoded = copied._build_step = None
         language_model = copied.network.language_model
         language_model.layers = language_model.layers[:count]
@@ -271,122 +267,22 @@ class AdaptedPolicy(Policy):
         finally:
             language_model.eval()
 
-    def reference_modules(self) -> tuple[nn.Module, ...]:
-        """The frozen copy for the KL; empty with adapters or without KL."""
-        return () if self._reference is None else (self._reference,)
-
-    @torch.no_grad()
+    @override
     def reference_log_probs(
         self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N T"]:
-        """See `Policy`; with adapters switched off, or by the frozen copy.
-
-        Raises:
-            RuntimeError: The config needs no reference, so none was kept.
-        """
-        sequences = self._sequences(prompts, rollout, rows)
-        if self._reference is not None:
-            return self._reference.log_probs(sequences)
-        if self._adapted is None:
-            raise RuntimeError(_NO_REFERENCE)
-        if not self._reference_adapter:
-            with self._adapted.disable_adapter():
-                return self.network.log_probs(sequences)
-        own = {name: tensor.clone() for name, tensor in self.state_tensors().items()}
-        set_peft_model_state_dict(self._adapted, self._reference_adapter)
-        try:
-            return self.network.log_probs(sequences)
-        finally:
-            set_peft_model_state_dict(self._adapted, own)
-
-    @torch.no_grad()
-    def is_reference(self) -> bool:
-        """Whether policy and reference have the same weights."""
-        # Not state_dict(): FSDP2 would shard full parameters again.
-        if self._reference is not None:
-            own = dict(self.network.named_parameters())
-            return all(
-                torch.equal(tensor, own[name].to(tensor.device))
-                for name, tensor in self._reference.named_parameters()
-            )
-        if self._adapted is None:
-            return False
-        adapters = {
-            name.replace(f".{self._adapted.active_adapter}.", "."): tensor
-            for name, tensor in self._adapted.named_parameters()
-            if "lora_" in name
-        }
-        if self._reference_adapter:
-            return all(
-                torch.equal(tensor.cpu(), self._reference_adapter[name])
-                for name, tensor in adapters.items()
-            )
-        return not any(tensor.any() for name, tensor in adapters.items() if "lora_B" in name)
-
-    @torch.no_grad()
-    def mix_reference(self, mix: float) -> None:
-        """Move the reference towards the policy: mix * policy + (1 - mix) * reference.
-
-        Adapters are mixed factor by factor. The first time, when the reference has no adapters yet,
-        its change of the model becomes `mix` times the policy's.
-
-        Raises:
-            RuntimeError: The config needs no reference, so none was kept.
-        """
-        if self._reference is not None:
-            own = self.network.state_dict()
-            for name, tensor in self._reference.state_dict().items():
-                tensor.lerp_(own[name].to(tensor.device), mix)
-            self._is_reference_moved = True
-            return
-        if self._adapted is None:
-            raise RuntimeError(_NO_REFERENCE)
-        policy = self._adapter_copy()
-        if not self._reference_adapter:
-            self._reference_adapter = {
-                name: tensor.zero_() if "lora_B" in name else tensor
-                for name, tensor in self._adapter_copy().items()
-            }
-        for name, tensor in self._reference_adapter.items():
-            tensor.lerp_(policy[name], mix)
+        return self.reference.log_probs(self._sequences(prompts, rollout, rows))
 
     @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Load initial weights, named as in `state_tensors`, into policy and reference."""
         self.load_state_tensors(tensors)
-        if self._reference is not None:
-            self._reference.load_state_dict(self.network.state_dict())
-        elif self._adapted is not None:
-            self._reference_adapter = self._adapter_copy()
-
-    def reference_tensors(self) -> dict[str, Tensor]:
-        """Reference weights that a checkpoint has to store, named as in `state_tensors`.
-
-        Empty while the reference is the model itself, and for full weights also while it is what
-        `start_from` loaded, which a resumed run reads again.
-        """
-        if self._reference is not None and self._is_reference_moved:
-            return dict(self._reference.state_dict())
-        return dict(self._reference_adapter)
-
-    def load_reference_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `reference_tensors` returned."""
-        if not tensors:
-            return
-        if self._reference is not None:
-            self._reference.load_state_dict(tensors)
-            self._is_reference_moved = True
-        else:
-            self._reference_adapter = {name: tensor.clone() for name, tensor in tensors.items()}
-
-    def _adapter_copy(self) -> dict[str, Tensor]:
-        return {name: tensor.cpu().clone() for name, tensor in self.state_tensors().items()}
+        self.reference.start_from_policy()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Trained tensors by name: the adapters, or the network."""
         if self._adapted is not None:
-            # By default peft asks the hub, at each call, whether there are new words.
-            return dict(get_peft_model_state_dict(self._adapted, save_embedding_layers=False))
+            return adapter_tensors(self._adapted)
         return dict(self.network.state_dict())
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
+from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 
 from glm_grpo.config.sections import AdapterSection
@@ -37,6 +38,12 @@ def adapt(model: nn.Module, modules: str, adapter: AdapterSection, *, seed: int)
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             adapted = get_peft_model(model, config)
     return adapted.eval()
+
+
+def adapter_tensors(adapted: PeftModel) -> dict[str, Tensor]:
+    """Tensors of the adapters by name."""
+    # By default peft asks the hub, at each call, whether there are new words.
+    return dict(get_peft_model_state_dict(adapted, save_embedding_layers=False))
 
 
 class AdaptedLinear(LoraLinear):

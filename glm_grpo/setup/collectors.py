@@ -29,14 +29,14 @@ def load_collector_models(
 
     Args:
         has_start: Whether to read the checkpoint in `model.start_from`.
-        reference: The learner's `AdaptedPolicy.reference_tensors`.
+        reference: Tensors of the learner's reference.
     """
     # Ray does not hide accelerators from a process that asked for none.
     has_accelerator = config.asynchronous.gpus_per_collector > 0
     device = Accelerator().device if has_accelerator else torch.device("cpu")
     start = find_start(config) if has_start else None
     models = load_models(config, find_model(config.model.path), device, start=start)
-    models.policy.load_reference_tensors(reference)
+    models.policy.reference.load_tensors(reference)
     return models
 
 
@@ -50,7 +50,7 @@ def collector_setup(prepared: PreparedRun, models: Models) -> CollectorSetup:
         load_collector_models,
         # A resumed run may no longer have the checkpoint that it started from.
         has_start=prepared.start is not None,
-        reference=models.policy.reference_tensors(),
+        reference=models.policy.reference.tensors(),
     )
     return CollectorSetup(prepared.config, load, folder=str(Path.cwd()))
 

@@ -51,7 +51,7 @@ def _distribute_policy(prepared: PreparedRun, models: Models) -> tuple[Accelerat
     if checkpoint is not None:
         with checkpoint.named():
             policy.load_state_tensors(checkpoint.tensors["policy"])
-            policy.load_reference_tensors(checkpoint.tensors.get("reference", {}))
+            policy.reference.load_tensors(checkpoint.tensors.get("reference", {}))
     with models.offload.phase("update"):
         strategy = AccelerateStrategy(policy, accelerator, prepared.processes)
         return strategy, _build_optimizer(prepared.config, policy)

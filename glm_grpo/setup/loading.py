@@ -102,7 +102,7 @@ def place_models(
         # An unused vision tower stays on the CPU; no phase uses it.
         "vision": policy.source_modules() if reads_images else (),
         "policy": policy.modules(),
-        "reference": policy.reference_modules(),
+        "reference": policy.reference.modules(),
         "decoder": decoder.modules(),
         "rewards": scorer.modules(),
     }

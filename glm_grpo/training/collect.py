@@ -75,7 +75,7 @@ def _sample_and_score(
     loss = config.loss
     batch = encode_sources(models, batch, clock)
     rollout = sample(models, batch, batch_size=config.rollout.batch_size, clock=clock)
-    is_sampled_by_reference = loss.kl_coef > 0 and models.policy.is_reference()
+    is_sampled_by_reference = loss.kl_coef > 0 and models.policy.reference.equals_policy()
     tokens = _SampledTokens(models, batch, rollout, config.train.micro_batch_size, clock)
     decoder = models.with_decode_steps(config.decode.training_steps)
     reference = None

@@ -202,4 +202,4 @@ class TrainingStep:
     def _follow_with_reference(self, step: int) -> None:
         every = self.config.loss.reference_sync_steps
         if self.config.needs_reference and every is not None and step % every == 0:
-            self.models.policy.mix_reference(self.config.loss.reference_mixup_alpha)
+            self.models.policy.reference.mix(self.config.loss.reference_mixup_alpha)

@@ -118,7 +118,7 @@ def test_collectors_of_a_resumed_run_do_not_read_the_start_that_its_checkpoint_r
     build_learner(prepared, models)
     # As Ray sends it to another process.
     setup = pickle.loads(pickle.dumps(collector_setup(prepared, models)))
-    reference = setup.make_models(setup.config).policy.reference_tensors()
-    expected = before.policy.reference_tensors()
+    reference = setup.make_models(setup.config).policy.reference.tensors()
+    expected = before.policy.reference.tensors()
     assert expected
     assert all(reference[name].equal(tensor) for name, tensor in expected.items())

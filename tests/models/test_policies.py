@@ -298,9 +298,9 @@ def test_full_weights_are_copied_only_for_a_kl(random_pipeline):
     config = tiny_config("model.adapter=null", "loss.kl_coef=0.02")
 
     untrained = GlmImagePolicy(config.without_reference(), random_pipeline)
-    assert untrained.reference_modules() == ()
+    assert untrained.reference.modules() == ()
 
-    (copied,) = GlmImagePolicy(config, random_pipeline).reference_modules()
+    (copied,) = GlmImagePolicy(config, random_pipeline).reference.modules()
     assert copied.head.weight.equal(untrained.network.head.weight)
     assert copied.head.weight is not untrained.network.head.weight
 
@@ -327,9 +327,9 @@ def test_reference_becomes_the_policy_with_a_mix_of_1(moved, batch):
     own = of_policy(policy, batch, rollout)
     before = policy.reference_log_probs(batch, rollout, FIRST)
     assert (before - own).abs().max() > 1e-3
-    assert policy.reference_tensors() == {}
+    assert policy.reference.tensors() == {}
 
-    policy.mix_reference(1.0)
+    policy.reference.mix(1.0)
 
     torch.testing.assert_close(policy.reference_log_probs(batch, rollout, FIRST), own)
     # The policy is what it was, to the bit, and the reference stays when it moves on.
@@ -342,35 +342,35 @@ def test_reference_becomes_the_policy_with_a_mix_of_1(moved, batch):
 
 def test_policy_is_its_reference_until_it_moves_and_where_the_reference_follows(moved):
     policy, _ = moved
-    assert not policy.is_reference()
-    policy.mix_reference(1.0)
-    assert policy.is_reference()
+    assert not policy.reference.equals_policy()
+    policy.reference.mix(1.0)
+    assert policy.reference.equals_policy()
     with torch.no_grad():
         policy.trainable_parameters()[-1].view(-1)[-1] += 1e-3
-    assert not policy.is_reference()
+    assert not policy.reference.equals_policy()
 
 
 def test_mix_is_that_of_the_weights(moved):
     policy, _ = moved
-    policy.mix_reference(0.5)
-    first = {name: value.clone() for name, value in policy.reference_tensors().items()}
+    policy.reference.mix(0.5)
+    first = {name: value.clone() for name, value in policy.reference.tensors().items()}
     with torch.no_grad():
         for weight in policy.trainable_parameters():
             weight += 1.0
-    policy.mix_reference(0.25)
+    policy.reference.mix(0.25)
     for name, value in policy.state_tensors().items():
         expected = 0.75 * first[name] + 0.25 * value
-        torch.testing.assert_close(policy.reference_tensors()[name], expected)
+        torch.testing.assert_close(policy.reference.tensors()[name], expected)
 
 
 def test_stored_reference_is_put_back(moved, batch):
     policy, rollout = moved
-    policy.mix_reference(0.5)
-    stored = {name: value.clone() for name, value in policy.reference_tensors().items()}
+    policy.reference.mix(0.5)
+    stored = {name: value.clone() for name, value in policy.reference.tensors().items()}
     expected = policy.reference_log_probs(batch, rollout, FIRST)
-    policy.mix_reference(1.0)
+    policy.reference.mix(1.0)
     assert not policy.reference_log_probs(batch, rollout, FIRST).equal(expected)
 
-    policy.load_reference_tensors(stored)
+    policy.reference.load_tensors(stored)
 
     assert policy.reference_log_probs(batch, rollout, FIRST).equal(expected)

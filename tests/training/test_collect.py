@@ -22,6 +22,7 @@ from glm_grpo.data.prompts import SparePrompts
 from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.offload import Offload
+from glm_grpo.models.reference import Reference
 from glm_grpo.training.collate import join_experiences
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
@@ -262,15 +263,19 @@ def test_decode_and_score_scores_no_further_group_once_it_failed(
     assert sorted(events) == ["draw 0", "draw 1", "score dog"]
 
 
+class EqualReference(Reference):
+    """A reference that the policy has not left."""
+
+    def equals_policy(self) -> bool:
+        return True
+
+
 class RoundCounter(NoPolicy):
     """Tokens are all the number of the call that sampled them."""
 
     def __init__(self, *, is_reference: bool = False) -> None:
         self._calls = 0
-        self._is_reference = is_reference
-
-    def is_reference(self) -> bool:
-        return self._is_reference
+        self.reference = EqualReference() if is_reference else Reference()
 
     def token_places(self, batch: PromptBatch) -> TokenPlaces:
         return token_places((Grid(1, 3),), Grid(1, 3))

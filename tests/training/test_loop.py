@@ -76,9 +76,6 @@ class DrawingPolicy(TablePolicy, NoPolicy):
     def load_state_tensors(self, tensors: Any) -> None:
         self.logits.data.copy_(tensors["logits"])
 
-    def reference_tensors(self) -> dict[str, Tensor]:
-        return {}
-
 
 class Greys(NoDecoder):
     """One grey a token, side by side; with fewer steps the negative."""

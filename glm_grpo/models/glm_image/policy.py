@@ -79,7 +79,7 @@ class GlmImagePolicy(AdaptedPolicy):
         )
         self._compiled: CompiledLayers | None = None
         if is_compiling:
-            networks = (self.network, *self.reference_modules())
+            networks = (self.network, *self.reference.modules())
             self._compiled = CompiledLayers(*(each.language_model for each in networks))
 
     def modules(self) -> tuple[nn.Module, nn.Linear]:

@@ -169,7 +169,7 @@ class AccelerateStrategy(Strategy):
 
     def reference_tensors(self) -> dict[str, Tensor]:
         """Reference tensors that a checkpoint stores; shards hold none of them."""
-        return self._policy.reference_tensors()
+        return self._policy.reference.tensors()
 
     def gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather sharded tensors one after another; all processes must call this.
