@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from glm_grpo.config import Config, compose_config
-from glm_grpo.models.base import Policy
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.training.batches import build_batch
 from glm_grpo.types import PromptBatch, Rollout
@@ -88,7 +88,7 @@ def grpo_loss(
 
 
 def update(
-    policy: Policy,
+    policy: AdaptedPolicy,
     optimizer: torch.optim.Optimizer,
     batch: PromptBatch,
     rollout: Rollout,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt8
 from peft import PeftModel
 from peft.utils import set_peft_model_state_dict
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from typing_extensions import override
 
 from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError
-from glm_grpo.grpo.policy import Replay
-from glm_grpo.models.base import Policy
+from glm_grpo.grpo.credit import TokenPlaces
+from glm_grpo.grpo.policy import PolicyForUpdate, Replay
+from glm_grpo.models.base import Preview
 from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, join_drawn
 from glm_grpo.models.four_bits import dequantize
 from glm_grpo.models.lora import adapt, adapter_tensors, held_factors
@@ -50,10 +51,14 @@ class _Float32Embedding(nn.Module):
         return embedded.float()
 
 
-class AdaptedPolicy(Policy):
-    """A policy with its weights: adapters, or a network trained in full.
+class AdaptedPolicy(PolicyForUpdate):
+    """An AR model that samples token grids and replays them; trained by adapters, or in full.
+
+    `replay` and `reference_log_probs` score tokens under the distribution that `sample` draws from,
+    including temperature and truncation.
 
     Attributes:
+        codebook_size: Token ids are in [0, codebook_size).
         network: The trained module, for DDP or FSDP2 to wrap.
         reference: The policy that a KL refers to. A network trained in full has one only if the
             config needs it.
@@ -65,6 +70,7 @@ class AdaptedPolicy(Policy):
         adapted_modules: Paths of the layers to adapt, see `adapt`.
     """
 
+    codebook_size: int
     network: PolicyNetwork[Any]
 
     def __init__(
@@ -124,6 +130,35 @@ class AdaptedPolicy(Policy):
         """Modules that `encode_sources` needs on the accelerator."""
 
     @abstractmethod
+    def tokens_per_image(self, batch: PromptBatch) -> int:
+        """T, the number of tokens of each image of a batch."""
+
+    @abstractmethod
+    def token_places(self, batch: PromptBatch) -> TokenPlaces:
+        """Which places of an image each of its T tokens covers, for credit by place."""
+
+    @abstractmethod
+    def encode_sources(self, batch: PromptBatch) -> PromptBatch:
+        """Encode the batch's source images as tokens; without any, return it unchanged."""
+
+    @abstractmethod
+    def tokenize_images(
+        self,
+        pixels: UInt8[Tensor, "N 3 H W"],
+        *,
+        num_sources: int = 0,
+        preview: Preview = "zeros",
+    ) -> Int64[Tensor, "N T"]:
+        """Encode images as token grids that the decoder turns back into them.
+
+        Args:
+            pixels: RGB, 0..255, of a size that can be generated.
+            num_sources: Number of source images; above 0 the grids are those of edits.
+            preview: How to make tokens that the model draws before those of the image, if it
+                does; see `sft.preview`. The decoder does not read them.
+        """
+
+    @abstractmethod
     def run_network_once(self) -> None:
         """Run `network` on the smallest possible input, without gradient."""
 
@@ -168,7 +203,6 @@ class AdaptedPolicy(Policy):
         """Number of preview tokens at the start of each sequence."""
         return 0
 
-    @override
     def sample(
         self,
         batch: PromptBatch,
@@ -176,6 +210,16 @@ class AdaptedPolicy(Policy):
         phase: str = "rollout",
         on_progress: ProgressCallback = no_progress,
     ) -> Rollout:
+        """Sample G token grids for each of P prompts, a pure function of weights and batch.
+
+        Args:
+            phase: Phase of the run, for errors.
+            on_progress: Called after every token of the grids.
+
+        Raises:
+            NonFiniteError: A log-probability is not finite; the message names phase, prompt, sample
+                and token.
+        """
         # Outside, because autograd cannot use tensors that were made inside.
         self.encode(batch)
         # Cheaper than `no_grad`, because no small operation records anything; copies are returned.
@@ -267,10 +311,10 @@ class AdaptedPolicy(Policy):
         finally:
             language_model.eval()
 
-    @override
     def reference_log_probs(
         self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N T"]:
+        """Score the tokens of these rows under the reference policy, without gradient."""
         return self.reference.log_probs(self._sequences(prompts, rollout, rows))
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glm_grpo.errors import MemoryLimitError, is_expected
-from glm_grpo.models.base import Policy
+from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.output import counted, describe_bytes
 from glm_grpo.types import PromptBatch
 from rewards.out_of_memory import asked_bytes, is_out_of_memory
@@ -91,7 +91,7 @@ def out_of_memory_explained(phase: MemoryPhase, work: str) -> Iterator[None]:
         ) from error
 
 
-def describe_sampling(batch: PromptBatch, policy: Policy) -> str:
+def describe_sampling(batch: PromptBatch, policy: AdaptedPolicy) -> str:
     """Describe the work of a rollout."""
     return (
         f"{counted(len(batch.prompts), 'prompt')} x {counted(batch.group_size, 'image')} of "
@@ -105,7 +105,7 @@ def describe_decoding(batch: PromptBatch) -> str:
     return f"a group of {images} of {batch.height} x {batch.width} pixels"
 
 
-def describe_replay(batch: PromptBatch, policy: Policy, rows: int) -> str:
+def describe_replay(batch: PromptBatch, policy: AdaptedPolicy, rows: int) -> str:
     """Describe the work of replay, backward pass and reference at a time."""
     images = len(batch.prompts) * batch.group_size
     return (

@@ -18,7 +18,6 @@ from glm_grpo.data.prompts import prompts_at
 from glm_grpo.errors import SelfCheckError
 from glm_grpo.grpo.losses import effective_sample_size
 from glm_grpo.models.adapted_policy import AdaptedPolicy
-from glm_grpo.models.base import Policy
 from glm_grpo.training.generate import encode_sources
 from glm_grpo.training.models import Models
 from glm_grpo.training.out_of_memory import describe_sampling
@@ -126,7 +125,7 @@ def check_replay(
 
 @torch.no_grad()
 def compare_replay(
-    policy: Policy, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+    policy: AdaptedPolicy, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
 ) -> ReplayReport:
     """Compare some samples' replayed log-probs with the sampled ones."""
     replayed = policy.replay(batch, rollout, rows).log_probs.cpu()

@@ -44,7 +44,7 @@ ADAPTED_MODULES = (
 
 
 class GlmImagePolicy(AdaptedPolicy):
-    """GLM-Image's language model as an `AdaptedPolicy`, which documents the methods with `Policy`.
+    """GLM-Image's language model as an `AdaptedPolicy`.
 
     Args:
         pipeline: Published parts; the language model is wrapped or copied, never the decoder.
@@ -139,7 +139,7 @@ class GlmImagePolicy(AdaptedPolicy):
         return batch_layout(batch).num_tokens
 
     def token_places(self, batch: PromptBatch) -> TokenPlaces:
-        """See `Policy`; a place is a target token.
+        """See `AdaptedPolicy`; a place is a target token.
 
         A preview token draws several places, or part of one.
         """
@@ -154,7 +154,7 @@ class GlmImagePolicy(AdaptedPolicy):
         num_sources: int = 0,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """See `Policy`. `encode` follows FlashAR (arXiv 2605.09430)."""
+        """See `AdaptedPolicy`. `encode` follows FlashAR (arXiv 2605.09430)."""
         target = image_tokens(self.model, self.processor, pixels, is_any_size=True)
         layout = token_layout(*pixels.shape[-2:], has_preview=num_sources == 0)
         if layout.num_preview == 0:

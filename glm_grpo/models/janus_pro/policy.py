@@ -38,7 +38,7 @@ ADAPTED_MODULES = (
 
 
 class JanusProPolicy(AdaptedPolicy):
-    """Janus-Pro's language model as an `AdaptedPolicy`, which documents the methods with `Policy`.
+    """Janus-Pro's language model as an `AdaptedPolicy`.
 
     Args:
         parts: Stock model and processor; the model is wrapped or copied.
@@ -99,7 +99,7 @@ class JanusProPolicy(AdaptedPolicy):
         return choose_step(self.network, prompts, self._draw)
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
-        """See `Policy`; there are no source images."""
+        """See `AdaptedPolicy`; there are no source images."""
         return batch
 
     @override
@@ -107,7 +107,7 @@ class JanusProPolicy(AdaptedPolicy):
         return self._side**2
 
     def token_places(self, batch: PromptBatch) -> TokenPlaces:
-        """See `Policy`; a place is a token."""
+        """See `AdaptedPolicy`; a place is a token."""
         grid = Grid(self._side, self._side)
         return token_places((grid,), grid)
 
@@ -118,7 +118,7 @@ class JanusProPolicy(AdaptedPolicy):
         num_sources: int = 0,
         preview: Preview = "zeros",
     ) -> Int64[Tensor, "N T"]:
-        """See `Policy`; there is no preview.
+        """See `AdaptedPolicy`; there is no preview.
 
         Raises:
             ValueError: The images do not have the size of the model's images.
