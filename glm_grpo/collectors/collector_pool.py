@@ -19,12 +19,12 @@ class Order:
 
     Attributes:
         number: Number of the assignment, repeated in the result.
-        policy_step: Updates of the weights to sample with, which were pushed before.
+        policy_updates: Updates of the weights to sample with, which were pushed before.
     """
 
     number: int
     batch: PromptBatch
-    policy_step: int
+    policy_updates: int
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ Event = Ready | Finished | Unusable | Died
 class CollectorPool(Protocol):
     """Collectors by index, from 0. One thread calls `wait`; any thread may call the rest."""
 
-    def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
+    def push(self, policy_updates: int, weights: Mapping[str, Tensor]) -> None:
         """Store weights for later orders.
 
         Args:
-            policy_step: Number of updates they have had.
+            policy_updates: Number of updates they have had.
             weights: Tensors in CPU memory; may change after this returns.
         """
         ...
 
-    def forget_before(self, policy_step: int) -> None:
+    def forget_before(self, policy_updates: int) -> None:
         """Allow dropping weights with fewer updates, which no later order uses."""
         ...
 

@@ -20,12 +20,12 @@ class Assignment:
 
     Attributes:
         number: Counts assignments; a reassigned batch gets a new number.
-        policy_step: Updates of the weights it is sampled with.
+        policy_updates: Updates of the weights it is sampled with.
     """
 
     number: int
     step: int
-    policy_step: int
+    policy_updates: int
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Ledger(Generic[T]):
 
     Args:
         steps: Which steps to assign, and how far ahead.
-        policy_step: Updates of the weights that the collectors have.
+        policy_updates: Updates of the weights that the collectors have.
     """
 
-    def __init__(self, steps: Steps, policy_step: int) -> None:
+    def __init__(self, steps: Steps, policy_updates: int) -> None:
         self._steps = steps
         self._numbers = itertools.count(1)
         self._next_step = steps.first
@@ -73,21 +73,21 @@ class Ledger(Generic[T]):
         self._due: dict[int, int | None] = {}
         self._under_way: dict[int, Assignment] = {}
         self._finished: dict[int, tuple[Assignment, T]] = {}
-        self.push(policy_step)
+        self.push(policy_updates)
 
-    def push(self, policy_step: int) -> None:
+    def push(self, policy_updates: int) -> None:
         """Note that the collectors have newer weights, which are new enough for more steps."""
-        self._policy_step = policy_step
+        self._policy_updates = policy_updates
         while (
             self._next_step <= self._steps.last
-            and self._age(self._next_step, policy_step) <= self._steps.max_age
+            and self._age(self._next_step, policy_updates) <= self._steps.max_age
         ):
-            self._due[self._next_step] = policy_step if self._steps.are_weights_settled else None
+            self._due[self._next_step] = policy_updates if self._steps.are_weights_settled else None
             self._next_step += 1
 
     def age(self, assignment: Assignment) -> int:
         """Updates by which the weights that sampled lag behind those that learn from it."""
-        return self._age(assignment.step, assignment.policy_step)
+        return self._age(assignment.step, assignment.policy_updates)
 
     def give_out(self) -> Assignment | None:
         """Assign the earliest due batch to an idle collector; None if none is due."""
@@ -95,8 +95,8 @@ class Ledger(Generic[T]):
             return None
         step = min(self._due)
         settled = self._due.pop(step)
-        policy_step = self._policy_step if settled is None else settled
-        assignment = Assignment(next(self._numbers), step, policy_step)
+        policy_updates = self._policy_updates if settled is None else settled
+        assignment = Assignment(next(self._numbers), step, policy_updates)
         self._under_way[assignment.number] = assignment
         return assignment
 
@@ -108,7 +108,7 @@ class Ledger(Generic[T]):
     def lose(self, number: int) -> None:
         """Handle a dead collector: its batch is due again with the same weights and result."""
         assignment = self._under_way.pop(number)
-        self._due[assignment.step] = assignment.policy_step
+        self._due[assignment.step] = assignment.policy_updates
 
     def take(self, step: int) -> tuple[Assignment, T] | None:
         """Return the result of a step, once; None if it is not available yet."""
@@ -122,10 +122,10 @@ class Ledger(Generic[T]):
     @property
     def oldest(self) -> int:
         """Updates of the oldest weights with which a batch may still be sampled."""
-        due = [policy_step for policy_step in self._due.values() if policy_step is not None]
-        under_way = [each.policy_step for each in self._under_way.values()]
-        return min([*due, *under_way, self._policy_step])
+        due = [updates for updates in self._due.values() if updates is not None]
+        under_way = [each.policy_updates for each in self._under_way.values()]
+        return min([*due, *under_way, self._policy_updates])
 
-    def _age(self, step: int, policy_step: int) -> int:
+    def _age(self, step: int, policy_updates: int) -> int:
         """Updates between the weights that sample a step's batch and those that learn from it."""
-        return (step - 1) * self._steps.updates_each - policy_step
+        return (step - 1) * self._steps.updates_each - policy_updates

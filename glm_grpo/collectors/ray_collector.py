@@ -76,7 +76,7 @@ class Collector:
         """Make the experience of one batch.
 
         Args:
-            weights: Trained tensors after `order.policy_step` updates.
+            weights: Trained tensors after `order.policy_updates`.
         """
         clock = PhaseClock()
         try:

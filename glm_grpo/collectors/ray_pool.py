@@ -79,18 +79,18 @@ class RayPool:
         self._places: dict[int, Any] = {}
         self._actors = [self._start(index) for index in range(section.collectors)]
 
-    def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
+    def push(self, policy_updates: int, weights: Mapping[str, Tensor]) -> None:
         """Put weights into the object store."""
-        self._weights[policy_step] = ray.put(dict(weights))
+        self._weights[policy_updates] = ray.put(dict(weights))
 
-    def forget_before(self, policy_step: int) -> None:
+    def forget_before(self, policy_updates: int) -> None:
         """Let the object store drop weights with fewer updates."""
-        for old in [step for step in self._weights if step < policy_step]:
+        for old in [updates for updates in self._weights if updates < policy_updates]:
             del self._weights[old]
 
     def submit(self, collector: int, order: Order) -> None:
         """Give an order to a collector."""
-        weights = self._weights[order.policy_step]
+        weights = self._weights[order.policy_updates]
         reference = self._actors[collector].collect.remote(order, weights)
         self._jobs[reference] = _Job(collector, order.number)
 

@@ -197,7 +197,7 @@ class AsynchronousSource:
                 Order(
                     number=assignment.number,
                     batch=self._batch_for_step(assignment.step),
-                    policy_step=assignment.policy_step,
+                    policy_updates=assignment.policy_updates,
                 ),
             )
 

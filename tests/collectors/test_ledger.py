@@ -22,7 +22,7 @@ def given_out(ledger: Ledger[str]) -> list[tuple[int, int]]:
     """Steps that may be given out now, with the updates of their weights."""
     found = []
     while (assignment := ledger.give_out()) is not None:
-        found.append((assignment.step, assignment.policy_step))
+        found.append((assignment.step, assignment.policy_updates))
     return found
 
 
@@ -62,7 +62,7 @@ def test_ledger_gives_a_lost_batch_out_again_as_it_was() -> None:
     ledger.lose(first.number)
     again = ledger.give_out()
     assert again is not None
-    assert (again.step, again.policy_step) == (1, 0)
+    assert (again.step, again.policy_updates) == (1, 0)
     assert again.number != first.number
     # Its weights are kept.
     assert ledger.oldest == 0
@@ -113,10 +113,10 @@ def test_each_step_is_taken_once_in_order_and_never_too_old(
         elif verb == "learn" and (entry := ledger.take(learned + 1)) is not None:
             assignment, made_for = entry
             assert made_for is assignment
-            assert 0 <= ledger.age(assignment) == learned * each - assignment.policy_step <= age
+            assert 0 <= ledger.age(assignment) == learned * each - assignment.policy_updates <= age
             if steps.are_weights_settled:
                 new_enough = [push for push in pushes if learned * each - push <= age]
-                assert assignment.policy_step == new_enough[0]
+                assert assignment.policy_updates == new_enough[0]
             learned += 1
             if learned * each - pushes[-1] >= push_every:
                 pushes.append(learned * each)

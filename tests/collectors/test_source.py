@@ -112,17 +112,17 @@ class FakePool:
         with self._lock:
             self._events += self._late
 
-    def push(self, policy_step: int, weights: Mapping[str, Tensor]) -> None:
-        self.weights[policy_step] = weights["updates"].item()
-        self.pushed.append(policy_step)
+    def push(self, policy_updates: int, weights: Mapping[str, Tensor]) -> None:
+        self.weights[policy_updates] = weights["updates"].item()
+        self.pushed.append(policy_updates)
 
-    def forget_before(self, policy_step: int) -> None:
-        self.weights = {old: x for old, x in self.weights.items() if old >= policy_step}
+    def forget_before(self, policy_updates: int) -> None:
+        self.weights = {old: x for old, x in self.weights.items() if old >= policy_updates}
 
     def submit(self, collector: int, order: Order) -> None:
         event = self._fate(collector, order)
         if event is None:
-            experience = experience_of(order, self.weights[order.policy_step])
+            experience = experience_of(order, self.weights[order.policy_updates])
             collected = Collected(experience, {"rollout": 2.0, "decode": 1.0})
             event = Finished(collector, order.number, collected)
         with self._lock:
@@ -248,7 +248,7 @@ def test_at_age_0_every_batch_is_made_with_the_newest_weights_and_left_as_it_is(
 
     experiences = it.learn_all()
 
-    assert [order.policy_step for order in it.pool.orders] == [0, 1, 2, 3]
+    assert [order.policy_updates for order in it.pool.orders] == [0, 1, 2, 3]
     assert not any(experience.is_stale for experience in experiences)
 
 
@@ -270,7 +270,7 @@ def test_weights_are_pushed_every_so_many_updates(
 
     # Of the last step nobody needs them.
     assert it.pool.pushed == expected
-    assert {order.policy_step for order in it.pool.orders} <= set(expected)
+    assert {order.policy_updates for order in it.pool.orders} <= set(expected)
 
 
 def test_weights_that_no_batch_needs_are_forgotten(run: Callable[..., Run]) -> None:
@@ -333,7 +333,7 @@ def test_a_collector_that_dies_is_replaced_and_its_batch_made_again_as_it_was(
     assert sum(figures["async/restarts"] for figures in it.metrics) == 2
     lost = [order for order in it.pool.orders if order.batch.seed == 3]
     assert len(lost) == 3
-    assert {order.policy_step for order in lost} == {1}
+    assert {order.policy_updates for order in lost} == {1}
 
 
 def test_collectors_that_die_again_and_again_stop_the_run(run: Callable[..., Run]) -> None:
