@@ -37,7 +37,7 @@ class Replay:
 class PolicyForUpdate(Protocol):
     """What an update needs from a policy. Rows index the flattened P * G axis."""
 
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
+    def replay(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
         """Score the tokens of these rows, with gradient."""
         ...
 

@@ -183,14 +183,14 @@ class AdaptedPolicy(PolicyForUpdate):
     def _sequences(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Any:
         """Prompts and tokens of some images, as inputs of the network."""
 
-    def _read_mask(
-        self, prompts: Int64[Tensor, "R L"], num_tokens: int
+    def _attention_mask(
+        self, prompt_mask: Int64[Tensor, "R L"], num_tokens: int
     ) -> Int64[Tensor, "R S"] | None:
         """Mask of prompts and tokens; None without padding, as for samples of one prompt."""
-        if prompts.all():
+        if prompt_mask.all():
             return None
-        generated = prompts.new_ones(len(prompts), num_tokens - 1)
-        return torch.cat([prompts, generated], dim=1).to(self.device)
+        generated = prompt_mask.new_ones(len(prompt_mask), num_tokens - 1)
+        return torch.cat([prompt_mask, generated], dim=1).to(self.device)
 
     def _sampling_mask(
         self, rollout: Rollout, rows: Int64[Tensor, " N"]
@@ -242,15 +242,15 @@ class AdaptedPolicy(PolicyForUpdate):
         return draw_tokens(self.network.logits(states), self._truncation, uniforms)
 
     @override
-    def replay(self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
-        sequences = self._sequences(prompts, rollout, rows)
+    def replay(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:
+        sequences = self._sequences(batch, rollout, rows)
         with self._recomputing():
             log_probs, entropy, outside_codebook = self._wrapped(sequences)
         return Replay(
             log_probs,
             entropy=entropy,
             outside_codebook=outside_codebook,
-            num_preview=self._num_preview(prompts),
+            num_preview=self._num_preview(batch),
         )
 
     def wrap(self, wrapped: nn.Module) -> None:
@@ -312,10 +312,10 @@ class AdaptedPolicy(PolicyForUpdate):
             language_model.eval()
 
     def reference_log_probs(
-        self, prompts: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
+        self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]
     ) -> Float32[Tensor, "N T"]:
         """Score the tokens of these rows under the reference policy, without gradient."""
-        return self.reference.log_probs(self._sequences(prompts, rollout, rows))
+        return self.reference.log_probs(self._sequences(batch, rollout, rows))
 
     @torch.no_grad()
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:

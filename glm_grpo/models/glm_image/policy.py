@@ -181,7 +181,7 @@ class GlmImagePolicy(AdaptedPolicy):
         later = generated_positions(layout, 0).unsqueeze(1) + inputs.next_position.view(1, -1, 1)
         sequences = TokenSequences(
             input_ids=torch.cat([inputs.input_ids, token_ids[:, :-1]], dim=1).to(self.device),
-            attention_mask=self._read_mask(inputs.attention_mask, layout.num_tokens),
+            attention_mask=self._attention_mask(inputs.attention_mask, layout.num_tokens),
             position_ids=torch.cat([inputs.position_ids, later[..., :-1]], dim=2).to(self.device),
             token_ids=token_ids.to(self.device),
             sampling_mask=self._sampling_mask(rollout, rows),

@@ -142,7 +142,7 @@ class JanusProPolicy(AdaptedPolicy):
         token_ids = rollout.token_ids.flatten(0, 1)[rows]
         return TokenSequences(
             input_ids=inputs.input_ids.to(self.device),
-            attention_mask=self._read_mask(inputs.attention_mask, token_ids.shape[1]),
+            attention_mask=self._attention_mask(inputs.attention_mask, token_ids.shape[1]),
             token_ids=token_ids.to(self.device),
             sampling_mask=self._sampling_mask(rollout, rows),
         )
