@@ -63,7 +63,9 @@ def measure(group_size: int, repeats: int) -> Result:
     token_ids = torch.randint(codebook, shape, generator=generator)
     prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)[0]
     seed = batch.decode_seeds[0]
-    drawn = decoder.draw([batch.prompts[0].prompt], prior[None], [seed], batch.height, batch.width)
+    drawn = decoder.decode_pixels(
+        [batch.prompts[0].prompt], prior[None], [seed], batch.height, batch.width
+    )
     difference = (drawn - draw_one_by_one(stock, config, batch, prior)).abs().max().item()
     if difference > TOLERANCE:
         raise RuntimeError(f"images differ by {difference}; at most {TOLERANCE} is rounding")

@@ -123,12 +123,12 @@ class GlmImageDecoder:
         layout = batch_layout(batch)
         prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
         joined = self._joined_prompts(batch)
-        drawn: dict[int, UInt8[Tensor, "G 3 H W"]] = {}
+        decoded: dict[int, UInt8[Tensor, "G 3 H W"]] = {}
         for index in range(len(batch.prompts)):
-            if index not in drawn:
+            if index not in decoded:
                 rows = next(joined)
-                drawn |= zip(rows, self._decode_prompts(batch, rows, prior[rows]), strict=True)
-            yield drawn.pop(index)
+                decoded |= zip(rows, self._decode_prompts(batch, rows, prior[rows]), strict=True)
+            yield decoded.pop(index)
 
     def _joined_prompts(self, batch: PromptBatch) -> Iterator[list[int]]:
         """Positions of the prompts to decode together, ordered by the first of each."""
@@ -158,20 +158,22 @@ class GlmImageDecoder:
             if self._compiled is not None:
                 few = self.with_steps(min(self.steps, CHECKED_STEPS))
 
-                def draw(size: int) -> Float[Tensor, "N 3 H W"]:
+                def decode(size: int) -> Float[Tensor, "N 3 H W"]:
                     """Decode the first images of the first prompt."""
                     first = prior[:1, :size]
-                    return few.draw(texts[:1], first, seeds[:1], batch.height, batch.width)[0]
+                    return few.decode_pixels(
+                        texts[:1], first, seeds[:1], batch.height, batch.width
+                    )[0]
 
-                self._compiled.check(draw, batch.group_size)
-            decoded = self.draw(texts, prior, seeds, batch.height, batch.width)
+                self._compiled.check(decode, batch.group_size)
+            decoded = self.decode_pixels(texts, prior, seeds, batch.height, batch.width)
         for prompt, group in zip(prompts, decoded, strict=True):
             _refuse_non_finite(group, prompt.prompt_id)
         # Converted to 8 bits as in diffusers.
         return (decoded * 255).round().to(torch.uint8).cpu()
 
     @torch.no_grad()
-    def draw(
+    def decode_pixels(
         self,
         texts: Sequence[str],
         prior: Int64[Tensor, "P G S4"],
@@ -179,7 +181,7 @@ class GlmImageDecoder:
         height: int,
         width: int,
     ) -> Float[Tensor, "P G 3 H W"]:
-        """RGB in 0..1, before rounding to 8 bits.
+        """Decode to RGB in 0..1, before rounding to 8 bits.
 
         Args:
             texts: The P prompts, whose glyph embeddings have the same length.

@@ -47,7 +47,7 @@ class JanusProDecoder:
         """See `Decoder`."""
         weight = self._vqmodel.post_quant_conv.weight
         for prompt, group in zip(batch.prompts, token_ids, strict=True):
-            drawn: list[Tensor] = []
+            decoded: list[Tensor] = []
             for part in group.split(self._batch_size or len(group)):
                 with torch.inference_mode():
                     values = self._vqmodel.decode(part.to(weight.device)).float()
@@ -55,7 +55,7 @@ class JanusProDecoder:
                     # Not rounded: the stock processor cuts off what is between two levels.
                     pixels = (values * 0.5 + 0.5).clamp(0.0, 1.0).mul(255.0).to(torch.uint8)
                 if not is_finite.all():
-                    sample = sum(map(len, drawn)) + int((~is_finite).nonzero()[0])
+                    sample = sum(map(len, decoded)) + int((~is_finite).nonzero()[0])
                     remedy = overflow_remedy(weight.dtype) or (
                         "the decoder's weights are damaged; load the model again"
                     )
@@ -63,8 +63,8 @@ class JanusProDecoder:
                         f"the image of prompt {prompt.prompt_id}, sample {sample} has pixels "
                         f"that are not finite: {remedy}"
                     )
-                drawn.append(pixels.cpu())
-            yield torch.cat(drawn)
+                decoded.append(pixels.cpu())
+            yield torch.cat(decoded)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Decoder and codebook."""

@@ -32,7 +32,7 @@ def test_drawn_group_equals_the_stock_pipeline(
     prior = upsample_token_ids(target_token_ids(token_ids, layout), layout)
     prompt, seed = batch.prompts[1], batch.decode_seeds[1]
 
-    (ours,) = decoder.draw([prompt.prompt], prior[None], [seed], height, width)
+    (ours,) = decoder.decode_pixels([prompt.prompt], prior[None], [seed], height, width)
 
     for index in range(3):
         stock = loaded_pipeline(
@@ -54,7 +54,7 @@ def test_decode_cuts_to_8_bits_and_keeps_the_axes(random_pipeline, batch, token_
 
     images = decoder.decode(batch, token_ids)
 
-    (drawn,) = decoder.draw([batch.prompts[0].prompt], prior[:1], [5], 128, 128)
+    (drawn,) = decoder.decode_pixels([batch.prompts[0].prompt], prior[:1], [5], 128, 128)
     assert images.pixels.shape == (2, 3, 3, 128, 128)
     assert images.decode_seeds == (5, 6)
     assert torch.equal(images.pixels[0], (drawn * 255).round().to(torch.uint8))
@@ -83,9 +83,9 @@ def test_group_drawn_in_parts_equals_the_group_drawn_at_once(random_pipeline, ba
     # Three in parts of 2 and 1.
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)[:1]
     drawn, whole = (
-        GlmImageDecoder(random_pipeline, steps=2, guidance_scale=1.5, batch_size=size).draw(
-            [batch.prompts[0].prompt], prior, [5], 128, 128
-        )
+        GlmImageDecoder(
+            random_pipeline, steps=2, guidance_scale=1.5, batch_size=size
+        ).decode_pixels([batch.prompts[0].prompt], prior, [5], 128, 128)
         for size in (2, None)
     )
 
@@ -99,9 +99,9 @@ class WatchedDecoder(GlmImageDecoder):
         super().__init__(pipeline, steps=1, guidance_scale=1.0, **options)
         self.drawn = []
 
-    def draw(self, texts, *arguments):
+    def decode_pixels(self, texts, *arguments):
         self.drawn.append(texts)
-        return super().draw(texts, *arguments)
+        return super().decode_pixels(texts, *arguments)
 
 
 def test_groups_are_handed_out_as_they_are_drawn(random_pipeline, batch, token_ids):
@@ -240,4 +240,6 @@ def test_decoding_keeps_no_gradient(random_pipeline, batch, token_ids):
     decoder = GlmImageDecoder(random_pipeline, steps=1, guidance_scale=1.0)
     prior = upsample_token_ids(target_token_ids(token_ids, LAYOUT), LAYOUT)
 
-    assert not decoder.draw([batch.prompts[0].prompt], prior[:1], [5], 128, 128).requires_grad
+    assert not decoder.decode_pixels(
+        [batch.prompts[0].prompt], prior[:1], [5], 128, 128
+    ).requires_grad

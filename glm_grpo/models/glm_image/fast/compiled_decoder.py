@@ -1,4 +1,4 @@
-"""Compile the decoder's networks, and check that they draw the same images as the eager ones."""
+"""Compile the decoder's networks, and check that they decode the same images as the eager ones."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ class CompiledDecoder:
         with torch.compiler.set_stance("default" if is_used else "force_eager"):
             yield
 
-    def check(self, draw: Callable[[int], Float[Tensor, "N 3 H W"]], images: int) -> None:
+    def check(self, decode: Callable[[int], Float[Tensor, "N 3 H W"]], images: int) -> None:
         """Decide at the first call whether to use the compiled networks.
 
         They may differ from the eager ones by twice the rounding, which is the difference between
-        an image that is drawn alone and the same image drawn in a batch.
+        an image that is decoded alone and the same image decoded in a batch.
 
         Args:
-            draw: Draws the first N of the images, RGB in 0..1.
+            decode: Decodes the first N of the images, RGB in 0..1.
             images: Number of them.
         """
         if self._is_checked:
             return
         self._is_checked = True
-        eager, alone = draw(images), draw(1)
-        reason = self._difference(draw, eager, rounding=_mean_difference(eager[:1], alone))
+        eager, alone = decode(images), decode(1)
+        reason = self._difference(decode, eager, rounding=_mean_difference(eager[:1], alone))
         self.is_used = not reason
         if reason:
             _logger.warning(
-                "the decoder is not compiled (%s): images are drawn eagerly, which is slower; "
+                "the decoder is not compiled (%s): images are decoded eagerly, which is slower; "
                 "decode.compile=false skips the attempt",
                 reason,
             )
 
     def _difference(
         self,
-        draw: Callable[[int], Float[Tensor, "N 3 H W"]],
+        decode: Callable[[int], Float[Tensor, "N 3 H W"]],
         eager: Float[Tensor, "N 3 H W"],
         *,
         rounding: float,
@@ -83,8 +83,8 @@ class CompiledDecoder:
         """Reason to fall back to the eager networks; empty if there is none."""
         self.is_used = True
         try:
-            difference = _mean_difference(draw(len(eager)), eager)
-        # The same images were drawn eagerly just now, so compiling causes this, whatever it is.
+            difference = _mean_difference(decode(len(eager)), eager)
+        # The same images were decoded eagerly just now, so compiling causes this, whatever it is.
         except Exception as error:
             return reason_of(error)
         allowed = max(_OF_ROUNDING * rounding, _UNSEEN)
