@@ -21,12 +21,17 @@ from glm_grpo.errors import CheckpointError
 from glm_grpo.grpo.credit import TokenPlaces
 from glm_grpo.grpo.policy import PolicyForUpdate, Replay
 from glm_grpo.models.base import Preview
-from glm_grpo.models.drawing import Drawn, Truncation, draw_tokens, join_drawn
 from glm_grpo.models.four_bits import dequantize
 from glm_grpo.models.lora import adapt, adapter_tensors, held_factors
 from glm_grpo.models.network import PolicyNetwork
 from glm_grpo.models.reference import FrozenCopy, OtherAdapters, Reference
-from glm_grpo.models.sampling import draw_grids
+from glm_grpo.models.sampling import (
+    SampledTokens,
+    Truncation,
+    join_tokens,
+    sample_grids,
+    sample_tokens,
+)
 from glm_grpo.models.token_step import ReadPrompts, StepBuilder
 from glm_grpo.seeds import derive_seed
 from glm_grpo.types import ProgressCallback, PromptBatch, Rollout, no_progress
@@ -232,14 +237,21 @@ class AdaptedPolicy(PolicyForUpdate):
             num_tokens = prompts.num_tokens
             # The step keeps what it needs of them.
             del prompts
-            drawn = draw_grids(
-                states, step, self._draw, batch, num_tokens=num_tokens, on_progress=on_progress
+            sampled = sample_grids(
+                states,
+                step,
+                self._sample_tokens,
+                batch,
+                num_tokens=num_tokens,
+                on_progress=on_progress,
             )
-        return join_drawn(drawn, batch, phase, self.dtype)
+        return join_tokens(sampled, batch, phase, self.dtype)
 
-    def _draw(self, states: Float[Tensor, "R D"], uniforms: Float64[Tensor, " N"]) -> Drawn:
-        """Draw one token per sample; uniforms are in [0, 1)."""
-        return draw_tokens(self.network.logits(states), self._truncation, uniforms)
+    def _sample_tokens(
+        self, states: Float[Tensor, "R D"], uniforms: Float64[Tensor, " N"]
+    ) -> SampledTokens:
+        """Sample one token of each grid; uniforms are in [0, 1)."""
+        return sample_tokens(self.network.logits(states), self._truncation, uniforms)
 
     @override
     def replay(self, batch: PromptBatch, rollout: Rollout, rows: Int64[Tensor, " N"]) -> Replay:

@@ -17,7 +17,6 @@ from glm_grpo.config import Config
 from glm_grpo.config.sections import ModelSection
 from glm_grpo.data.prompts import evaluated_at_once
 from glm_grpo.models.base import DTYPES
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.module_sizes import pinned
 from glm_grpo.models.offload import NEEDED
 from glm_grpo.models.planning import (
@@ -31,7 +30,7 @@ from glm_grpo.models.planning import (
     PartBytes,
     Planner,
 )
-from glm_grpo.models.sampling import PREFILLED_AT_ONCE, prompts_at_once
+from glm_grpo.models.sampling import PREFILLED_AT_ONCE, Truncation, prompts_at_once
 from glm_grpo.models.token_scores import CHUNK_ENTRIES, TRAINED_CHUNK_ENTRIES
 from glm_grpo.plan.scorers import scorer_sizes
 

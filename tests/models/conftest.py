@@ -12,11 +12,11 @@ import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.config import Config
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image.planner import read_part_configs
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro.loading import JanusPro, load_pipeline
 from glm_grpo.models.janus_pro.policy import JanusProPolicy
+from glm_grpo.models.sampling import Truncation
 from glm_grpo.tiny import models, world
 from glm_grpo.types import Experience, ImageBatch, PromptBatch, Rollout
 from rewards.types import Prompt, RewardTable

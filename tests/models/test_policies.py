@@ -10,12 +10,12 @@ import torch
 
 from glm_grpo.errors import CheckpointError, ModelError, NonFiniteError
 from glm_grpo.models import sampling, token_step
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image import loading as glm_image_loading
 from glm_grpo.models.glm_image.fast import recorded_step
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro import loading as janus_pro_loading
 from glm_grpo.models.janus_pro import token_step as janus_token_step
+from glm_grpo.models.sampling import Truncation
 from tests.factories import tiny_config
 
 pytestmark = pytest.mark.usefixtures("small_preview")

@@ -120,7 +120,7 @@ class GlmImagePolicy(AdaptedPolicy):
 
     def _choose_step(self, prompts: GlmImagePrompts) -> StepBuilder:
         is_compiling = self._compiled is not None
-        return choose_step(self.network, prompts, self._draw, is_compiling=is_compiling)
+        return choose_step(self.network, prompts, self._sample_tokens, is_compiling=is_compiling)
 
     def _num_preview(self, batch: PromptBatch) -> int:
         return batch_layout(batch).num_preview

@@ -96,7 +96,7 @@ class JanusProPolicy(AdaptedPolicy):
         return read_prompts(self.network, inputs, self.tokens_per_image(batch))
 
     def _choose_step(self, prompts: JanusPrompts) -> StepBuilder:
-        return choose_step(self.network, prompts, self._draw)
+        return choose_step(self.network, prompts, self._sample_tokens)
 
     def encode_sources(self, batch: PromptBatch) -> PromptBatch:
         """See `AdaptedPolicy`; there are no source images."""

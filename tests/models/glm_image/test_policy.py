@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
+from glm_grpo.models.sampling import Truncation
 from glm_grpo.tiny.models import PolicySizes, build_policy_model
 from tests.stock import stock_log_probs
 

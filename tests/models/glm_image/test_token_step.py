@@ -167,7 +167,7 @@ def later(inputs: PromptInputs) -> torch.Tensor:
 
 
 def weigh(hidden: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Stands for drawing."""
+    """Stands for sampling."""
     return hidden * uniforms.unsqueeze(-1)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from glm_grpo.errors import ModelError
-from glm_grpo.models.drawing import Truncation
 from glm_grpo.models.janus_pro.prompt_inputs import encode_prompts, special_ids
+from glm_grpo.models.sampling import Truncation
 from glm_grpo.types import PromptBatch
 
 ALL = torch.arange(9)

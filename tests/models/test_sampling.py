@@ -1,12 +1,12 @@
-"""Drawing and truncation."""
+"""Sampling and truncation."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from glm_grpo.models import drawing
-from glm_grpo.models.drawing import Truncation, pick_tokens, truncation_mask
+from glm_grpo.models import sampling
+from glm_grpo.models.sampling import Truncation, pick_tokens, truncation_mask
 from glm_grpo.types import PromptBatch
 from rewards.types import Prompt
 
@@ -82,7 +82,9 @@ def test_truncation_is_active_only_where_something_is_cut(truncation, is_active)
 
 def test_each_prompt_has_random_numbers_of_its_own_that_no_neighbour_changes():
     prompts = (Prompt("a", "a sign"), Prompt("b", "a sign"))
-    both = drawing.draw_uniforms(PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(0, 1)), 3)
-    alone = drawing.draw_uniforms(PromptBatch(prompts[1:], 2, 32, 32, seed=0, decode_seeds=(1,)), 3)
+    both = sampling.draw_uniforms(PromptBatch(prompts, 2, 32, 32, seed=0, decode_seeds=(0, 1)), 3)
+    alone = sampling.draw_uniforms(
+        PromptBatch(prompts[1:], 2, 32, 32, seed=0, decode_seeds=(1,)), 3
+    )
     assert torch.equal(both[2:], alone)
     assert not torch.equal(both[:2], both[2:])
