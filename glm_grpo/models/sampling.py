@@ -114,7 +114,7 @@ def join_tokens(
     """Join the tokens of all samples, made one after the other, on the CPU.
 
     Args:
-        sampled: T times one token of each of the P * G samples.
+        sampled: T times one token of each of the P * G samples, with masks on the CPU.
         phase: Phase of the run, for errors.
         dtype: Dtype of the model, for errors.
 
@@ -130,9 +130,7 @@ def join_tokens(
     return Rollout(
         token_ids=torch.stack(token_ids, dim=1).cpu().unflatten(0, shape),
         log_probs=log_probs,
-        sampling_mask=None
-        if masks[0] is None
-        else torch.stack(masks, dim=1).cpu().unflatten(0, shape),
+        sampling_mask=None if masks[0] is None else torch.stack(masks, dim=1).unflatten(0, shape),
     )
 
 
@@ -238,6 +236,8 @@ def sample_grids(
         else:
             tokens = read_and_sample(tokens.token_ids, uniforms[:, index])
         if tokens.sampling_mask is not None:
+            # Although the accelerator waits: the masks of all tokens, a byte for each entry of the
+            # codebook, would take 1.3 GB of its memory for 64 images of 1280 tokens.
             tokens = tokens._replace(sampling_mask=tokens.sampling_mask.cpu())
         sampled.append(tokens)
         on_progress(index + 1, num_tokens)
