@@ -12,8 +12,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from typing_extensions import override
 
+from glm_grpo.models.capture import CapturedWork
 from glm_grpo.models.compiling import STEP_TOLERANCES, reason_of
-from glm_grpo.models.recording import Recording
 
 _CHECKED_TOKENS = 3
 """Tokens to compare. The first reads only the prompt; the others also generated tokens."""
@@ -75,7 +75,7 @@ class FixedShapes(Step):
         raise NotImplementedError
 
 
-class Recorded(FixedShapes):
+class Captured(FixedShapes):
     """A step of fixed shapes as CUDA graphs, one a width, which may include the work on its states.
 
     Launching its thousands of small operations one by one takes longer than running them.
@@ -86,7 +86,7 @@ class Recorded(FixedShapes):
     @override
     def __call__(self, token_ids: Int64[Tensor, " N"]) -> Float[Tensor, "R D"]:
         if self._alone is None:
-            self._alone = self._record(self._read_next)
+            self._alone = self._capture(self._read_next)
         states: Tensor = self._alone(token_ids)
         return states
 
@@ -96,13 +96,13 @@ class Recorded(FixedShapes):
         def work(token_ids: Tensor, uniforms: Tensor) -> _Finished:
             return finish(self._read_next(token_ids), uniforms)
 
-        return self._record(work)
+        return self._capture(work)
 
-    def _record(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        by_width: dict[int, Recording] = {}
+    def _capture(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        by_width: dict[int, CapturedWork] = {}
 
         def run(*inputs: Tensor) -> Any:
-            return by_width.setdefault(self._widen(), Recording(work))(*inputs)
+            return by_width.setdefault(self._widen(), CapturedWork(work))(*inputs)
 
         return run
 
@@ -120,7 +120,7 @@ def choose_equal_step(
     Args:
         fast: Steps by name, the fastest first.
         prompts: Not changed.
-        finish: Work on the states, which a recorded step must be able to record.
+        finish: Work on the states, which a captured step must be able to capture.
     """
     if prompts.num_tokens < 2:
         return stock
@@ -155,7 +155,7 @@ def _difference(
             found, expected = ours(token_ids), theirs(token_ids)
             read_and_finish(token_ids, uniforms)
         gap = float((found - expected).abs().max() / expected.abs().max())
-    # Layers of another version of transformers, no compiler, or a kernel that cannot be recorded.
+    # Layers of another version of transformers, no compiler, or a kernel that cannot be captured.
     except Exception as error:
         return reason_of(error)
     return "" if gap <= STEP_TOLERANCES[expected.dtype] else f"hidden states differ by {gap:.1e}"

@@ -11,7 +11,7 @@ import torch
 from glm_grpo.errors import CheckpointError, ModelError, NonFiniteError
 from glm_grpo.models import sampling, token_step
 from glm_grpo.models.glm_image import loading as glm_image_loading
-from glm_grpo.models.glm_image.fast import recorded_step
+from glm_grpo.models.glm_image.fast import captured_step
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
 from glm_grpo.models.janus_pro import loading as janus_pro_loading
 from glm_grpo.models.janus_pro import token_step as janus_token_step
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("small_preview")
 ROWS = torch.tensor([0, 2, 4, 5])
 """Of prompts x 3 samples: two of each of the first prompts."""
 
-RECORDED = {
-    "GLM-Image": recorded_step.RecordedStep,
-    "Janus-Pro": janus_token_step.RecordedStep,
+CAPTURED = {
+    "GLM-Image": captured_step.CapturedStep,
+    "Janus-Pro": janus_token_step.CapturedStep,
 }
 
 FIRST = torch.arange(3)
@@ -202,12 +202,12 @@ def test_prompts_read_one_at_a_time_are_those_read_at_once(make_policy, batch, m
     assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
 
-def test_recorded_step_draws_the_same_tokens(make_policy, batch, family, monkeypatch):
+def test_captured_step_draws_the_same_tokens(make_policy, batch, family, monkeypatch):
     policy = make_policy(adapter_rank=4)
     expected = policy.sample(batch)
-    # Everything of a recorded step but the graph.
-    monkeypatch.setattr(token_step, "Recording", lambda work: work)
-    policy._build_step = RECORDED[family]
+    # Everything of a captured step but the graph.
+    monkeypatch.setattr(token_step, "CapturedWork", lambda work: work)
+    policy._build_step = CAPTURED[family]
 
     found = policy.sample(batch)
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from typing_extensions import override
 
+from glm_grpo.models.capture import captures
 from glm_grpo.models.janus_pro.network import JanusNetwork
-from glm_grpo.models.recording import records
 from glm_grpo.models.token_step import (
+    Captured,
     Finish,
     FixedShapes,
     ReadPrompts,
-    Recorded,
     Step,
     StepBuilder,
     choose_equal_step,
@@ -31,7 +31,7 @@ from glm_grpo.models.token_step import (
 
 _WIDTHS = 4
 """Graphs of a rollout, each for a quarter of the tokens: fewer read more memory that is masked, and
-more take longer to record."""
+more take longer to capture."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ class FixedShapesStep(FixedShapes, TokenStep):
         return hidden
 
 
-class RecordedStep(Recorded, FixedShapesStep):
+class CapturedStep(Captured, FixedShapesStep):
     """`FixedShapesStep` as CUDA graphs, one for each quarter of the tokens."""
 
 
 def choose_step(network: JanusNetwork, prompts: JanusPrompts, finish: Finish[Any]) -> StepBuilder:
-    """Choose the recorded step if it equals the eager one, see `choose_equal_step`."""
-    fast = {"recorded token step": RecordedStep} if records(prompts.states.device) else {}
+    """Choose the captured step if it equals the eager one, see `choose_equal_step`."""
+    fast = {"captured token step": CapturedStep} if captures(prompts.states.device) else {}
     return choose_equal_step(fast, TokenStep, network, prompts, finish)
 
 

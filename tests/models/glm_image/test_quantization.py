@@ -13,7 +13,7 @@ from glm_grpo.models import four_bits
 from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image import quantization
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
-from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
+from glm_grpo.models.glm_image.fast.captured_step import CapturedStep
 from glm_grpo.models.glm_image.fast.stock_step import StockStep
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, part_bytes, read_part_configs
@@ -270,20 +270,20 @@ def test_weights_quantised_on_the_card_are_those_of_the_cpu(
 
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_recorded_step_equals_the_stock_one_in_4_bits(
+def test_captured_step_equals_the_stock_one_in_4_bits(
     pipeline_quantised_on_the_card, adapted_policy, batch, small_preview
 ):
-    # bitsandbytes issue 1308: wrong values where its products are recorded as a CUDA graph.
+    # bitsandbytes issue 1308: wrong values where its products are captured as a CUDA graph.
     policy = adapted_policy(pipeline_quantised_on_the_card)
     for module in policy.modules():
         module.to("cuda")
     group = batch.group_size
     prompts = read_prompts(policy.network, policy.encode(batch), batch)
-    recorded, stock = (build(policy.network, prompts, group) for build in (RecordedStep, StockStep))
+    captured, stock = (build(policy.network, prompts, group) for build in (CapturedStep, StockStep))
     generator = torch.Generator().manual_seed(2)
     for _ in range(8):
         token_ids = torch.randint(512, (len(batch.prompts) * group,), generator=generator).cuda()
-        found, expected = recorded(token_ids), stock(token_ids)
+        found, expected = captured(token_ids), stock(token_ids)
         assert (found - expected).abs().max() <= 5e-2 * expected.abs().max()
 
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.glm_image.configuration_glm_image import GlmImageTextConfig
 
 from glm_grpo.models.glm_image.fast import stock_step, token_step
-from glm_grpo.models.glm_image.fast.recorded_step import FixedShapesStep, RecordedStep
+from glm_grpo.models.glm_image.fast.captured_step import CapturedStep, FixedShapesStep
 from glm_grpo.models.glm_image.fast.stock_step import StockStep, choose_step
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts, TokenStep
 from glm_grpo.models.glm_image.network import GlmImageNetwork
@@ -328,7 +328,7 @@ def on_the_accelerator(inputs: PromptInputs) -> PromptInputs:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_adapted", [False, True])
 @torch.inference_mode()
-def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
+def test_captured_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
     is_adapted: bool, dtype: torch.dtype, is_compiling: bool, caplog: Any
 ) -> None:
     model, inputs = make_model(2, 0.5).to("cuda", dtype), make_inputs([6, 3])
@@ -337,9 +337,9 @@ def test_recorded_step_is_chosen_on_an_accelerator_and_equals_the_fast_one(
     network, prompts = network_of(model), prefilled(model, on_the_accelerator(inputs))
     build = choose_step(network, prompts, weigh, is_compiling=is_compiling)
     assert caplog.text == ""
-    recorded, fast = (each(network, prompts, GROUP) for each in (build, TokenStep))
-    assert isinstance(recorded, RecordedStep)
-    read = recorded.then(lambda hidden, uniforms: (hidden * uniforms.unsqueeze(-1), None))
+    captured, fast = (each(network, prompts, GROUP) for each in (build, TokenStep))
+    assert isinstance(captured, CapturedStep)
+    read = captured.then(lambda hidden, uniforms: (hidden * uniforms.unsqueeze(-1), None))
     generator = torch.Generator().manual_seed(2)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for _ in range(TOKENS):

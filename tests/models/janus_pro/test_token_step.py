@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from glm_grpo.models import adapted_policy
 from glm_grpo.models.janus_pro import token_step
 from glm_grpo.models.janus_pro.loading import JanusPro
-from glm_grpo.models.janus_pro.token_step import FixedShapesStep, RecordedStep, TokenStep
+from glm_grpo.models.janus_pro.token_step import CapturedStep, FixedShapesStep, TokenStep
 
 
 @pytest.mark.parametrize("scale", [5.0, 1.0])
@@ -50,8 +50,8 @@ def test_fixed_shapes_have_four_widths(make_janus_policy, janus_batch, monkeypat
 def test_a_step_that_differs_is_not_chosen(make_janus_policy, janus_batch, monkeypatch, caplog):
     policy = make_janus_policy()
     # Everything of the choice but the accelerator.
-    monkeypatch.setattr(token_step, "RecordedStep", FixedShapesStep)
-    monkeypatch.setattr(token_step, "records", lambda device: True)
+    monkeypatch.setattr(token_step, "CapturedStep", FixedShapesStep)
+    monkeypatch.setattr(token_step, "captures", lambda device: True)
     policy.sample(janus_batch)
     assert policy._build_step is FixedShapesStep
 
@@ -59,7 +59,7 @@ def test_a_step_that_differs_is_not_chosen(make_janus_policy, janus_batch, monke
         def _read_next(self, token_ids):
             return super()._read_next(token_ids) + 1.0
 
-    monkeypatch.setattr(token_step, "RecordedStep", Shifted)
+    monkeypatch.setattr(token_step, "CapturedStep", Shifted)
     policy = make_janus_policy()
     policy.sample(janus_batch)
     assert policy._build_step is TokenStep
@@ -104,15 +104,15 @@ def test_adapters_are_cast_once_a_rollout(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recorded_step_is_chosen_on_an_accelerator(make_janus_policy, janus_batch, dtype):
+def test_a_captured_step_is_chosen_on_an_accelerator(make_janus_policy, janus_batch, dtype):
     if not torch.cuda.is_available():
         pytest.skip("no accelerator")
     policy = make_janus_policy(adapter_rank=4)
     policy.model.to("cuda", dtype)
-    recorded = policy.sample(janus_batch)
-    assert policy._build_step is RecordedStep
-    replay = policy.replay(janus_batch, recorded, torch.arange(9)).log_probs.cpu()
-    gap = (replay - recorded.log_probs.flatten(0, 1)).abs().mean()
+    captured = policy.sample(janus_batch)
+    assert policy._build_step is CapturedStep
+    replay = policy.replay(janus_batch, captured, torch.arange(9)).log_probs.cpu()
+    gap = (replay - captured.log_probs.flatten(0, 1)).abs().mean()
     assert gap < (1e-3 if dtype == torch.float32 else 5e-2)
     again = policy.sample(janus_batch)
-    assert torch.equal(again.token_ids, recorded.token_ids)
+    assert torch.equal(again.token_ids, captured.token_ids)

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 from typing_extensions import override
 
-from glm_grpo.models.glm_image.fast.recorded_step import RecordedStep
+from glm_grpo.models.capture import captures
+from glm_grpo.models.glm_image.fast.captured_step import CapturedStep
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts, TokenStep
 from glm_grpo.models.glm_image.network import GlmImageNetwork
-from glm_grpo.models.recording import records
 from glm_grpo.models.token_step import Finish, Step, StepBuilder, choose_equal_step
 
 _CHECKED_PROMPTS = 2
@@ -70,10 +70,10 @@ def choose_step(
         is_compiling: Whether to try a compiled step on a CUDA device.
     """
     fast: dict[str, StepBuilder] = {"token step": TokenStep}
-    if records(prompts.states.device):
-        fast = {"recorded token step": RecordedStep, **fast}
+    if captures(prompts.states.device):
+        fast = {"captured token step": CapturedStep, **fast}
         if is_compiling:
-            fast = {"compiled token step": partial(RecordedStep, is_compiled=True), **fast}
+            fast = {"compiled token step": partial(CapturedStep, is_compiled=True), **fast}
     return choose_equal_step(fast, StockStep, network, _first(prompts, _CHECKED_PROMPTS), finish)
 
 

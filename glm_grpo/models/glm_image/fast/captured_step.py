@@ -1,4 +1,4 @@
-"""The token step as a CUDA graph: recorded once, replayed for every token."""
+"""The token step as a CUDA graph: captured once, replayed for every token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from glm_grpo.models.glm_image.fast.token_step import GlmImagePrompts, Position, TokenStep
 from glm_grpo.models.glm_image.network import GlmImageNetwork
-from glm_grpo.models.token_step import FixedShapes, Recorded
+from glm_grpo.models.token_step import Captured, FixedShapes
 
 
 class FixedShapesStep(FixedShapes, TokenStep):
@@ -40,5 +40,5 @@ class FixedShapesStep(FixedShapes, TokenStep):
         return hidden
 
 
-class RecordedStep(Recorded, FixedShapesStep):
+class CapturedStep(Captured, FixedShapesStep):
     """`FixedShapesStep` as a CUDA graph."""

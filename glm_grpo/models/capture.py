@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 
-def records(device: torch.device) -> bool:
+def captures(device: torch.device) -> bool:
     """Whether a device runs CUDA graphs."""
     return device.type == "cuda"
 
 
-class Recording:
-    """Work on tensors that runs at the first call, is recorded at the second, and then replayed."""
+class CapturedWork:
+    """Work on tensors that runs at the first call, is captured at the second, and then replayed."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._work = work
@@ -27,10 +27,10 @@ class Recording:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Do the work on these inputs, which always have the same shapes."""
-        stream = _recording_stream(inputs[0].device)
+        stream = _capture_stream(inputs[0].device)
         if self._inputs is None:
             self._inputs = tuple(each.clone() for each in inputs)
-            # Libraries allocate memory and choose kernels at first, which cannot be recorded.
+            # Libraries allocate memory and choose kernels at first, which cannot be captured.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 outputs = self._work(*self._inputs)
@@ -48,6 +48,6 @@ class Recording:
 
 
 @cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """A single stream, because libraries keep memory for every stream they have worked on."""
     return torch.cuda.Stream(device)
