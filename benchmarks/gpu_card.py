@@ -42,8 +42,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from benchmarks.full_size.images import decoder
 
+from benchmarks.full_size.images import decoder
 from benchmarks.full_size.janus_pro import janus_pro
 from benchmarks.full_size.learning import update
 from benchmarks.full_size.measuring import ceilings, speed_of

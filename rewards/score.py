@@ -14,7 +14,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from rewards.base import InvalidScoresError, Reward, score_checked
 from rewards.out_of_memory import is_out_of_memory
 from rewards.process_defaults import ProcessDefaults
-from rewards.score_map import Grid, ScoreBoxes, map_on_grid
+from rewards.score_map import Grid, ScoreBoxes, like_with_like, map_on_grid, without_kind
 from rewards.types import Prompt, RewardError, RewardTable, describe_error
 from rewards.unfinished import finished_before_exit
+from rewards.weighting import is_left_out
 
 _NOT_USERS = (
     str(Path(__file__).parent) + os.sep,
@@ -224,7 +225,7 @@ class Scoring:
                 score_maps.setdefault(name, empty)[row] = found.score_map
             if found.score_boxes:
                 boxes.setdefault(name, [()] * len(self._groups))[row] = found.score_boxes
-        return RewardTable(
+        table = RewardTable(
             names=tuple(term.name for term in self._terms),
             raw=raw,
             is_applicable=self._is_applicable,
@@ -234,6 +235,29 @@ class Scoring:
             score_map=score_maps,
             score_boxes={name: tuple(groups) for name, groups in boxes.items()},
         )
+        return replace(table, kind_map=self._kind_map(table))
+
+    def _kind_map(self, table: RewardTable) -> dict[str, Float32[Tensor, "P G h w"]]:
+        """Draw the boxes that have a kind; an image that any term refused is in no mean."""
+        if self._grid is None:
+            return {}
+        is_scored = (~is_left_out(table)).tolist()
+        height, width = self._groups[0].shape[-2:]
+        maps = {}
+        for name, groups in table.score_boxes.items():
+            if any(box.kind for group in groups for boxes in group for box in boxes):
+                maps[name] = torch.stack(
+                    [
+                        map_on_grid(
+                            like_with_like(boxes or ((),) * len(kept), kept),
+                            self._grid,
+                            height=height,
+                            width=width,
+                        )
+                        for boxes, kept in zip(groups, is_scored, strict=True)
+                    ]
+                )
+        return maps
 
     def _submit(self, row: int, column: int) -> None:
         if self._is_applicable[row, column]:
@@ -344,7 +368,9 @@ def _score_group(
         score_map = None
         if grid is not None and found is not None:
             # Now, because maps of all groups at the resolution of images can take gigabytes.
-            score_map = map_on_grid(found, grid, height=height, width=width)
+            # Now, because maps of all groups at the resolution of images can take gigabytes.
+            by_place = without_kind(found) if isinstance(found, tuple) else found
+            score_map = map_on_grid(by_place, grid, height=height, width=width)
         boxes = found if isinstance(found, tuple) else ()
         return _GroupScores(scores.values, scores.notes, score_map, boxes)
     except InvalidScoresError as error:

@@ -6,7 +6,10 @@ up to it, except for a rest that belongs to the whole image.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float32, Float64
@@ -27,6 +30,9 @@ class ScoreBox:
         right: Right edge, at least `left`.
         bottom: Lower edge, at least `top`.
         text: What stands in the box, for people.
+        kind: What the box is compared with: boxes of the same kind in the group's other images,
+            wherever they stand, such as the third letter of a text. Empty: whatever is in the same
+            place there, which is right only if the prompt fixes the layout.
     """
 
     value: float
@@ -35,6 +41,7 @@ class ScoreBox:
     right: float
     bottom: float
     text: str = ""
+    kind: str = ""
 
 
 ScoreBoxes = tuple[tuple[ScoreBox, ...], ...]
@@ -75,6 +82,36 @@ def map_on_grid(
             columns = _covered(box.left / width, box.right / width, grid.columns)
             place += box.value * rows[:, None] * columns
     return places.float()
+
+
+def without_kind(boxes: ScoreBoxes) -> ScoreBoxes:
+    """Boxes that are compared with the same places of other images."""
+    return tuple(tuple(box for box in of_image if not box.kind) for of_image in boxes)
+
+
+def like_with_like(boxes: ScoreBoxes, is_scored: Sequence[bool]) -> ScoreBoxes:
+    """Boxes that have a kind, with their values less the mean of their kind over a group.
+
+    Of the group's images that have such a box, wherever it stands: an image without one has
+    nothing to compare, and that the box exists is no merit of its place. The values of each kind
+    add up to 0.
+
+    Args:
+        boxes: Those of all images of a group.
+        is_scored: Whether an image belongs to the group; one that was left out has no boxes.
+    """
+    compared = tuple(
+        tuple(box for box in of_image if box.kind) if is_kept else ()
+        for of_image, is_kept in zip(boxes, is_scored, strict=True)
+    )
+    values: dict[str, list[float]] = {}
+    for box in itertools.chain.from_iterable(compared):
+        values.setdefault(box.kind, []).append(box.value)
+    means = {kind: math.fsum(found) / len(found) for kind, found in values.items()}
+    return tuple(
+        tuple(replace(box, value=box.value - means[box.kind]) for box in of_image)
+        for of_image in compared
+    )
 
 
 def overlaps(cells: int, places: int) -> Float64[Tensor, "places cells"]:

@@ -95,8 +95,11 @@ class RewardTable:
             empty if the term does not apply. Terms without notes have no entry.
         score_map: What each place of a grid earned of the raw scores, by term name; 0 for prompts
             to which the term does not apply. The places add up to the score, except for what
-            belongs to the whole image. Terms that do not say have no entry.
-        score_boxes: Boxes from which `score_map` was drawn, by term name: for each prompt those of
+            belongs to the whole image or to boxes with a kind. Terms that do not say have no
+            entry.
+        kind_map: What boxes with a kind earned, less the mean of their kind in the group
+            (`like_with_like`), on the same grid. Terms without such boxes have no entry.
+        score_boxes: Boxes from which both maps were drawn, by term name: for each prompt those of
             each image, or empty if the term does not apply. Terms without boxes have no entry.
     """
 
@@ -107,6 +110,7 @@ class RewardTable:
     std_floors: Float32[Tensor, " R"]
     notes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     score_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
+    kind_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
     score_boxes: Mapping[str, tuple[ScoreBoxes, ...]] = field(default_factory=dict)
 
     def is_refused(self) -> Bool[Tensor, "P G R"]:

@@ -6,6 +6,7 @@ are pure functions of the stored table and need neither a model nor the images.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -106,27 +107,31 @@ def contributions(
 
 def placed_contributions(
     table: RewardTable, grid: Grid, *, mode: Mode
-) -> Float32[Tensor, "P G R K"]:
-    """What each place of each image contributes to its total, by term.
+) -> Float64[Tensor, "P G R K"]:
+    """What each place of each image contributes to its total, by term, in comparison with others.
 
-    0 for terms without a score map, NaN for images that are left out of their group. K is the
-    number of places, row by row.
+    A map, or a box without a kind, is compared with the mean of its group at the same place; a box
+    with a kind with the boxes of that kind in the group (`like_with_like`). Either way, the values
+    of a group add up to 0. 0 for terms without a score map, NaN for images that are left out of
+    their group. K is the number of places, row by row.
 
     Score maps are weighted, and under `normalize_then_sum` standardised, as the scores are in
-    `contributions`: up to rounding, places and what has no place add up to a term's contribution.
+    `contributions`: up to rounding, and less its mean in the group, a term's contribution is the
+    sum of the places and of what has none.
     """
-    placed = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
-    for name, found in table.score_map.items():
-        placed[:, :, table.names.index(name)] = found.flatten(-2).double()
     is_missing = is_left_out(table)[:, :, None, None]
-    placed = placed.masked_fill(is_missing, torch.nan)
+    by_place, by_kind = (
+        _by_term(table, found, grid).masked_fill(is_missing, torch.nan)
+        for found in (table.score_map, table.kind_map)
+    )
+    placed = centre(by_place) + by_kind
     is_counted = table.is_applicable
     if mode == "normalize_then_sum":
-        placed = centre(placed) / _group_divisors(table)[..., None]
+        placed = placed / _group_divisors(table)[..., None]
         is_counted = is_counted & ~is_zero_std(_kept(table))
     placed = placed.masked_fill(~is_counted[:, None, :, None], 0.0)
     scale = table.weights.double() * _scale(table).double()[:, None]
-    return (placed * scale[:, None, :, None]).float().masked_fill(is_missing, torch.nan)
+    return (placed * scale[:, None, :, None]).masked_fill(is_missing, torch.nan)
 
 
 def advantage_shares(table: RewardTable, *, mode: Mode) -> Float32[Tensor, " R"]:
@@ -168,9 +173,9 @@ def placed_share(table: RewardTable, *, mode: Mode) -> float:
         return 0.0
     rows, columns = next(iter(table.score_map.values())).shape[2:]
     placed = placed_contributions(table, Grid(rows, columns), mode=mode)
-    centred_placed = centre(placed.double().sum(dim=(2, 3)))[is_varied]
+    of_images = placed.sum(dim=(2, 3))[is_varied]
     centred = centre(total)[is_varied]
-    return (group_sums(centred_placed * centred) / group_sums(centred.square())).mean().item()
+    return (group_sums(of_images * centred) / group_sums(centred.square())).mean().item()
 
 
 def is_zero_std(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
@@ -183,6 +188,15 @@ def is_zero_std(scores: Float32[Tensor, "P G *R"]) -> Bool[Tensor, " P *R"]:
     lowest = scores.masked_fill(is_missing, torch.inf).amin(dim=1)
     largest = scores.abs().masked_fill(is_missing, 0.0).amax(dim=1)
     return highest - lowest <= ZERO_STD_TOLERANCE * largest
+
+
+def _by_term(
+    table: RewardTable, maps: Mapping[str, Float32[Tensor, "P G h w"]], grid: Grid
+) -> Float64[Tensor, "P G R K"]:
+    placed = torch.zeros(*table.raw.shape, len(grid), dtype=torch.float64)
+    for name, found in maps.items():
+        placed[:, :, table.names.index(name)] = found.flatten(-2).double()
+    return placed
 
 
 def _kept(table: RewardTable) -> Float32[Tensor, "P G R"]:

@@ -137,6 +137,8 @@ def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
     (found,) = hint_at_boxes(replace(table, score_boxes={"ocr": boxes, "watched": boxes}))
     assert found.startswith("boxes of ocr ")
     assert hint_at_boxes(replace(table, score_boxes={"ocr": ((),), "watched": boxes})) == []
+    letters = (((ScoreBox(0.5, 0.0, 0.0, 8.0, 8.0, "A", kind="a:0"),), ()),)
+    assert hint_at_boxes(replace(table, score_boxes={"ocr": letters})) == []
 
 
 def test_check_hints_at_credit_by_place_that_has_no_effect(configs_dir: Path) -> None:

@@ -87,14 +87,21 @@ def hint_at_boxes(table: RewardTable) -> list[str]:
     boxed = [
         name
         for name, weight in zip(table.names, table.weights.tolist(), strict=True)
-        if weight and any(table.score_boxes.get(name, ()))
+        if weight
+        and any(
+            not box.kind
+            for group in table.score_boxes.get(name, ())
+            for boxes in group
+            for box in boxes
+        )
     ]
     if not boxed:
         return []
     return [
         f"boxes of {', '.join(boxed)} are compared with the same places of the group's other "
         "images, which suits layouts that the prompt fixes; where things may stand anywhere, it "
-        "teaches the policy to draw more of them: set advantage.credit=image"
+        "teaches the policy to draw more of them: give each ScoreBox a kind, or set "
+        "advantage.credit=image"
     ]
 
 

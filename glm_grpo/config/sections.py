@@ -177,8 +177,7 @@ class AdvantageSection(Options):
     """Largest absolute advantage; absent: unlimited."""
     credit: Literal["image", "place"] = "image"
     """Whether all tokens of an image get its advantage, or each token that of the places which it
-    draws, by terms that say which places earned their score (ssim, lpips, psnr, ocr). Terms with
-    boxes, such as ocr, need prompts that fix where things stand."""
+    draws, by terms that say which places earned their score (ssim, lpips, psnr, ocr)."""
     reward_to_go: float = Field(default=0.4, ge=0.0, le=1.0)
     """With `credit: place`, weight of the places that are drawn after a token in its grid: 0
     compares only its own places, 1 all that follow (reward-to-go)."""

@@ -21,7 +21,6 @@ from glm_grpo.grpo.advantages import (
     without_left_out,
 )
 from glm_grpo.types import Normalization
-from rewards.group_statistics import centre
 from rewards.score_map import Grid, overlaps
 from rewards.weighting import is_zero_std
 
@@ -75,7 +74,7 @@ def token_places(token_grids: tuple[Grid, ...], grid: Grid) -> TokenPlaces:
 
 def token_advantages(
     rewards: Float32[Tensor, "P G"],
-    placed: Float32[Tensor, "P G R K"],
+    placed: Float64[Tensor, "P G R K"],
     places: TokenPlaces,
     *,
     reward_to_go: float,
@@ -86,7 +85,7 @@ def token_advantages(
 ) -> Float32[Tensor, "P G T"]:
     """Advantages of each token of each image.
 
-    With c_rk, what place k earned of term r, less its mean over the group:
+    With c_rk, what place k earned of term r, compared within the group:
 
         own_t = sum over the places that token t draws of c_rk
         to_go_t = sum over these and all places that are not yet finished in its grid
@@ -105,16 +104,16 @@ def token_advantages(
     w = 1 is the reward-to-go, which is unbiased if what a place earns depends, in each grid,
     on no token after its last one; w = 0 compares a token by its own place alone. With one
     place, or no term with places, every token has the advantage of its image. In zero-std groups
-    and for images left out of theirs everything is exactly 0, and at each token the advantages of a
-    group have a sum of zero.
+    and for images left out of theirs everything is exactly 0. At each token the advantages of a
+    group have a sum of zero if all of its boxes are compared by place; those of a kind, which may
+    stand anywhere, have one over all tokens.
 
     Source: reward-to-go: Williams 1992, "Simple statistical gradient-following algorithms",
     Machine Learning 8; the rest is this project's.
 
     Args:
         rewards: Totals, less penalties; see `group_advantages`.
-        placed: Part of each total that each place earned by each term; 0 for terms without parts,
-            NaN for images that are left out of their group.
+        placed: Result of `placed_contributions`.
         places: Places of the T tokens.
         reward_to_go: Weight, w above, of the places that are drawn later, 0..1.
         normalization: See `group_advantages`; `std_floor` and `clip` too.
@@ -125,7 +124,7 @@ def token_advantages(
     centred = centred_rewards(rewards)
     divided_by = divisor(centred, normalization, std_floor)
     # Zeros change no ratio of mean squares over the same images.
-    centred, parts = without_left_out(centred), _centred_parts(rewards, placed)
+    centred, parts = without_left_out(centred), _varied_parts(rewards, placed)
     of_images = parts.sum(dim=-1)
     scale = partial(_scaled, like=of_images, by_group=is_standardised)
     own, to_go = (scale(parts @ weights.double().T) for weights in (places.own, places.to_go))
@@ -141,23 +140,23 @@ def token_advantages(
 
 
 def place_credit(
-    rewards: Float32[Tensor, "P G"], placed: Float32[Tensor, "P G R K"], grid: Grid
+    rewards: Float32[Tensor, "P G"], placed: Float64[Tensor, "P G R K"], grid: Grid
 ) -> Float32[Tensor, "P G h w"]:
-    """What each place contributed by all terms, less the mean of its group; see `Experience`.
+    """What each place contributed by all terms, compared within the group; see `Experience`.
 
     Args:
         rewards: As in `token_advantages`; `placed` too.
         grid: The K places.
     """
-    found = _centred_parts(rewards, placed).sum(dim=2).float()
+    found = _varied_parts(rewards, placed).sum(dim=2).float()
     return found.reshape(*found.shape[:2], grid.rows, grid.columns)
 
 
-def _centred_parts(
-    rewards: Float32[Tensor, "P G"], placed: Float32[Tensor, "P G R K"]
+def _varied_parts(
+    rewards: Float32[Tensor, "P G"], placed: Float64[Tensor, "P G R K"]
 ) -> Float64[Tensor, "P G R K"]:
-    """Parts less the mean of their group; 0 in zero-std groups and for images left out."""
-    parts = without_left_out(centre(placed.double()))
+    """Parts, with 0 in zero-std groups and for images left out."""
+    parts = without_left_out(placed)
     return parts.masked_fill(is_zero_std(rewards)[:, None, None, None], 0.0)
 
 

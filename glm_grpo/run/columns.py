@@ -22,7 +22,7 @@ Columns = dict[str, pyarrow.Array]
 _LARGEST_HALF = torch.finfo(torch.float16).max
 _STRINGS = pyarrow.list_(pyarrow.string())
 _PIECE = pyarrow.struct(
-    [("text", pyarrow.string())]
+    [(name, pyarrow.string()) for name in ("text", "kind")]
     + [(name, pyarrow.float32()) for name in ("value", "left", "top", "right", "bottom")]
 )
 """Type of a `rewards.score_map.ScoreBox`; edges in pixels."""

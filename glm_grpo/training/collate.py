@@ -73,7 +73,8 @@ def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
         raw=torch.cat([table.raw for table in tables]),
         is_applicable=torch.cat([table.is_applicable for table in tables]),
         notes=_join_groups([(table.notes, len(table.raw)) for table in tables]),
-        score_map=_join_parts(tables),
+        score_map=_join_maps([(table.score_map, table) for table in tables]),
+        kind_map=_join_maps([(table.kind_map, table) for table in tables]),
         score_boxes=_join_groups([(table.score_boxes, len(table.raw)) for table in tables]),
     )
 
@@ -93,15 +94,17 @@ def _join_groups(
     }
 
 
-def _join_parts(tables: Sequence[RewardTable]) -> dict[str, Float32[Tensor, "P G h w"]]:
-    names = dict.fromkeys(name for table in tables for name in table.score_map)
+def _join_maps(
+    found: Sequence[tuple[Mapping[str, Tensor], RewardTable]],
+) -> dict[str, Float32[Tensor, "P G h w"]]:
+    names = dict.fromkeys(name for maps, _ in found for name in maps)
     # Of a term that applies to no prompt of a part, that part has none.
-    shape = next((parts.shape[2:] for table in tables for parts in table.score_map.values()), ())
+    shape = next((each.shape[2:] for maps, _ in found for each in maps.values()), ())
     return {
         name: torch.cat(
             [
-                table.score_map.get(name, table.raw.new_zeros(*table.raw.shape[:2], *shape))
-                for table in tables
+                maps.get(name, table.raw.new_zeros(*table.raw.shape[:2], *shape))
+                for maps, table in found
             ]
         )
         for name in names

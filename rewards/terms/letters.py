@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rapidfuzz.distance import Levenshtein
 
@@ -14,69 +15,63 @@ from rewards.terms.text_matching import BoxMatch, Span, fold_text, plain_form
 
 
 def place_score(match: BoxMatch, *, is_case_sensitive: bool = False) -> tuple[ScoreBox, ...]:
-    """Divide the score of a match among the letters that were read; it is the sum of their values.
+    """Divide the score of a match among the letters that were read.
 
     - A letter is right if it belongs to the words of a wanted text and, with the fewest edits, to
-      that text. It earns 1 / (number of wanted letters).
-    - Letters that such words have in excess lose, in equal parts, what the right letters of the
-      words earn above the score of the text: as much as a right letter earns, or less if the words
-      are longer than the text.
-    - Wrong letters earn 0. Missing ones have no place, and no box.
-    - Words that no text took earn 0. With a penalty, they lose in equal parts what it takes from
-      the score.
+      that text. It earns 1 / (number of wanted letters). One that stands in the place of another
+      letter of the text earns 0. Both are compared with what stands for the same letter in other
+      images of the group, which is their `kind`.
+    - Everything else belongs to the whole image: missing letters, which have no box, and those
+      that are in excess or that no text took, which have one of no value.
 
     Returns:
         A box for each letter that was read, as the engine wrote it, white space excepted.
     """
-    values = _letter_values(match)
+    letters = _letters_by_word(match)
     found: list[ScoreBox] = []
     for _, words in itertools.groupby(range(len(match.words)), lambda word: id(match.boxes[word])):
         of_box = list(words)
-        box_values = itertools.chain.from_iterable(values[word] for word in of_box)
+        box_letters = itertools.chain.from_iterable(letters[word] for word in of_box)
         box = match.boxes[of_box[0]]
-        found += _letters_of(box, box_values, is_case_sensitive=is_case_sensitive)
+        found += _letter_boxes(box, box_letters, is_case_sensitive=is_case_sensitive)
     return tuple(found)
 
 
-def _letter_values(match: BoxMatch) -> list[list[float]]:
-    """Value of each letter of each folded word."""
-    values = [[0.0] * len(word) for word in match.words]
+@dataclass(frozen=True)
+class _Letter:
+    """A folded letter that was read: its part of the score, and the letter that it stands for."""
+
+    value: float = 0.0
+    kind: str = ""
+
+
+def _letters_by_word(match: BoxMatch) -> list[list[_Letter]]:
+    letters = [[_Letter()] * len(word) for word in match.words]
     wanted = sum(len(span.text) for span in match.spans)
     for span in match.spans:
-        of_span = iter(_span_values([match.words[word] for word in span.words], span))
+        of_span = iter(_letters_of(span, "".join(match.words[word] for word in span.words), wanted))
         for word in span.words:
-            values[word] = [next(of_span) / wanted for _ in values[word]]
-    extra = set(range(len(values))).difference(*(span.words for span in match.spans))
-    penalty = sum(span.gain for span in match.spans) / wanted - match.score
-    letters = sum(len(values[word]) for word in extra)
-    for word in extra:
-        values[word] = [0.0 - penalty / letters for _ in values[word]]
-    return values
+            letters[word] = [next(of_span) for _ in letters[word]]
+    return letters
 
 
-def _span_values(words: Sequence[str], span: Span) -> list[float]:
-    """Value of each letter of a span's words, in wanted letters; they add up to the gain."""
-    joined = "".join(words)
-    values = [0.0] * len(joined)
-    surplus: list[int] = []
-    for block in Levenshtein.opcodes(joined, span.text):
-        letters = range(block.src_start, block.src_end)
-        if block.tag == "equal":
-            for letter in letters:
-                values[letter] = 1.0
-        elif block.tag == "delete":
-            surplus += letters
-    # Without surplus letters, the gain is the number of right ones.
-    excess = sum(values) - span.gain
-    for letter in surplus:
-        values[letter] = -excess / len(surplus)
-    return values
+def _letters_of(span: Span, read: str, wanted: int) -> list[_Letter]:
+    """Letters of a span's words; `wanted` is the number of letters of all texts."""
+    letters = [_Letter()] * len(read)
+    for block in Levenshtein.opcodes(read, span.text):
+        if block.tag in ("equal", "replace"):
+            value = 1 / wanted if block.tag == "equal" else 0.0
+            for letter in range(block.src_start, block.src_end):
+                place = letter - block.src_start + block.dest_start
+                # Of a text that is wanted twice, both copies are alike.
+                letters[letter] = _Letter(value, f"{span.text}:{place}")
+    return letters
 
 
-def _letters_of(
-    box: TextBox, values: Iterator[float], *, is_case_sensitive: bool
+def _letter_boxes(
+    box: TextBox, letters: Iterator[_Letter], *, is_case_sensitive: bool
 ) -> Iterator[ScoreBox]:
-    """Letters of a box with their parts of the score, from the values of its folded letters."""
+    """Letters of a box with their parts of the score, from its folded letters."""
     boxes = box.letter_boxes()
     start = 0
     for letter in split_letters(box.text):
@@ -84,8 +79,13 @@ def _letters_of(
         start += len(letter)
         folded = fold_text(letter, is_case_sensitive=is_case_sensitive)
         if folded:
-            value = sum(itertools.islice(values, len(folded)))
-            yield ScoreBox(value, min(lefts), min(tops), max(rights), max(bottoms), letter.strip())
+            found = list(itertools.islice(letters, len(folded)))
+            yield ScoreBox(
+                sum(each.value for each in found),
+                *(min(lefts), min(tops), max(rights), max(bottoms)),
+                text=letter.strip(),
+                kind=" ".join(each.kind for each in found if each.kind),
+            )
 
 
 def split_letters(text: str) -> list[str]:

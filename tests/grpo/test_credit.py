@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glm_grpo.grpo.advantages import group_advantages
 from glm_grpo.grpo.credit import TokenPlaces, place_credit, token_advantages, token_places
+from rewards.group_statistics import centre
 from rewards.score_map import Grid
 
 TWO_BY_TWO = Grid(2, 2)
@@ -20,10 +21,11 @@ CENTRED: dict[str, Any] = {"normalization": "mean_only", "std_floor": 0.0, "clip
 def credit(
     placed: Tensor, places: TokenPlaces, rewards: Tensor | None = None, **options: Any
 ) -> Tensor:
-    """Token advantages; without rewards, everything has a place."""
+    """Token advantages of parts, compared by place; without rewards, everything has a place."""
     if rewards is None:
         rewards = placed.double().sum(dim=(2, 3)).float()
-    return token_advantages(rewards, placed, places, **{"reward_to_go": 0.2} | CENTRED | options)
+    options = {"reward_to_go": 0.2} | CENTRED | options
+    return token_advantages(rewards, centre(placed.double()), places, **options)
 
 
 def random_parts(*shape: int) -> Tensor:
@@ -164,7 +166,7 @@ def test_places_are_what_each_contributed_less_the_mean_of_the_group() -> None:
     # Two terms at four places; the second group is flat.
     first = torch.tensor([[[4.0, 1.0, 3.0, 0.0], [1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 3.0, 2.0]] * 2])
     placed = torch.stack([first, first[:1].expand(2, 2, 4)])
-    found = place_credit(placed.sum(dim=(2, 3)), placed, TWO_BY_TWO)
+    found = place_credit(placed.sum(dim=(2, 3)), centre(placed.double()), TWO_BY_TWO)
     # (5, 1, 3, 0) and (0, 2, 6, 4), less (2.5, 1.5, 4.5, 2).
     half = torch.tensor([[2.5, -0.5], [-1.5, -2.0]])
     assert found.equal(torch.stack([half, -half, 0 * half, 0 * half]).reshape(2, 2, 2, 2))
@@ -238,8 +240,9 @@ def test_tokens_of_an_image_left_out_have_no_credit_and_those_of_others_that_of_
     smaller = placed[:, [0, 1, 3]]
     placed[:, 2] = torch.nan
     rewards = placed.sum(dim=(2, 3))
-    found = token_advantages(rewards, placed, places, reward_to_go=0.2, **options)
+    found = credit(placed, places, rewards, **options)
     assert found[:, 2].count_nonzero() == 0
-    assert place_credit(rewards, placed, TWO_BY_TWO)[:, 2].count_nonzero() == 0
+    compared = centre(placed.double())
+    assert place_credit(rewards, compared, TWO_BY_TWO)[:, 2].count_nonzero() == 0
     expected = credit(smaller, places, **options)
     torch.testing.assert_close(found[:, [0, 1, 3]], expected, rtol=1e-5, atol=1e-6)

@@ -144,6 +144,6 @@ def test_ocr_says_which_letters_earned_the_score() -> None:
     first, second, third = ([piece.value for piece in pieces] for pieces in scores.score_map)
     # Where case does not count, this would be ss.
     assert first == pytest.approx([0.0, 1 / 3, 1 / 3])
-    # One of four letters is extra, at half its part of the score.
-    assert second == pytest.approx([1 / 3, 0.0, 1 / 3, -2 / 3 * 0.5 / 4])
+    # What the extra letter costs is no part of its place.
+    assert second == pytest.approx([1 / 3, 0.0, 1 / 3, 0.0])
     assert third == []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rewards.coverage import check_prompts
 from rewards.score import Scorer, Term
 from rewards.score_map import Grid, ScoreBox
-from rewards.types import Prompt, RewardError, Scores
+from rewards.types import Prompt, RewardError, RewardTable, Scores
 
 
 def brightness(pixels: Tensor) -> Tensor:
@@ -279,6 +279,44 @@ def test_scorer_draws_parts_onto_the_asked_grid() -> None:
     assert [len(group) for group in table.score_boxes["boxes"]] == [1, 0]
     assert table.score_boxes["boxes"][0][0][0].text == "a"
     assert scorer.score(prompts, pixels).score_map == {}
+
+
+class Letters(Halves):
+    """One letter an image, which stands wherever the image is bright, and earns how bright."""
+
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
+        values, boxes = [], []
+        for image in pixels.amax(dim=1).float():
+            row, column = divmod(int(image.argmax()), image.shape[1])
+            values.append(image.max().item())
+            place = (float(column), float(row), column + 1.0, row + 1.0)
+            boxes.append((ScoreBox(values[-1], *place, text="A", kind="a:0"),))
+        return Scores(torch.tensor(values), score_map=tuple(boxes))
+
+
+def test_scorer_compares_boxes_of_a_kind_wherever_they_stand() -> None:
+    def refuse_second(pixels: Tensor) -> Any:
+        return [1.0, None, 1.0][: len(pixels)]
+
+    def score(*terms: Term) -> RewardTable:
+        prompts = (Prompt("dog", "a dog"), Prompt("cat", "a cat"))
+        scoring = Scorer(terms).begin(prompts, grid=Grid(2, 2))
+        for group in pixels:
+            scoring.add(group)
+        return scoring.finish()
+
+    pixels = torch.zeros(2, 3, 3, 2, 2, dtype=torch.uint8)
+    pixels[0, 0, :, 0, 0], pixels[0, 1, :, 0, 1], pixels[0, 2, :, 1, 1] = 40, 130, 70
+    letters = Term("letters", Letters(), 1.0)
+    table = score(letters)
+    expected = torch.zeros(2, 3, 2, 2)
+    expected[0, 0, 0, 0], expected[0, 1, 0, 1], expected[0, 2, 1, 1] = -40, 50, -10
+    assert table.kind_map["letters"].equal(expected)
+    assert table.score_map["letters"].count_nonzero() == 0
+    # The image that a judge refuses is left out of the group: 40 and 70 remain.
+    table = score(letters, Term("judge", FakeReward("judge", refuse_second), 1.0))
+    expected[0, 0, 0, 0], expected[0, 1, 0, 1], expected[0, 2, 1, 1] = -15, 0, 15
+    assert table.kind_map["letters"].equal(expected)
 
 
 @pytest.mark.usefixtures("own_defaults")

@@ -5,7 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.score_map import Grid, ScoreBox, is_placed_by_mean, map_on_grid, overlaps
+from rewards.score_map import (
+    Grid,
+    ScoreBox,
+    is_placed_by_mean,
+    like_with_like,
+    map_on_grid,
+    overlaps,
+    without_kind,
+)
 from rewards.terms import KINDS
 
 SIDES = st.integers(min_value=1, max_value=40)
@@ -66,6 +74,43 @@ def test_boxes_are_divided_by_area(
     pieces = ((ScoreBox(2.0, *map(float, box)),), ())
     placed = map_on_grid(pieces, Grid(2, 2), height=8, width=8)
     torch.testing.assert_close(placed, torch.tensor([expected, [[0, 0], [0, 0]]]) * 2.0)
+
+
+def test_like_is_compared_with_like_wherever_it_stands() -> None:
+    def letter(kind: str, value: float, left: float) -> ScoreBox:
+        return ScoreBox(value, left, 0.0, left + 1.0, 1.0, kind=kind)
+
+    group = (
+        (letter("a", 0.5, 0.0), letter("b", 0.5, 1.0), letter("", 0.7, 5.0)),
+        (letter("a", 0.0, 6.0), letter("b", 0.5, 7.0)),
+        (letter("a", 0.25, 3.0),),
+        (letter("a", 9.0, 3.0),),
+    )
+    # The last image was left out of its group.
+    found = like_with_like(group, [True, True, True, False])
+    assert [[box.value for box in boxes] for boxes in found] == [
+        [0.25, 0.0],
+        [-0.25, 0.0],
+        [0.0],
+        [],
+    ]
+    assert [[box.left for box in boxes] for boxes in found] == [[0.0, 1.0], [6.0, 7.0], [3.0], []]
+    assert [[box.value for box in boxes] for boxes in without_kind(group)] == [[0.7], [], [], []]
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-1, 1)), max_size=5)))
+def test_each_kind_adds_up_to_zero_and_one_of_its_kind_has_none(
+    group: list[list[tuple[str, float]]],
+) -> None:
+    boxes = tuple(
+        tuple(ScoreBox(value, 0.0, 0.0, 1.0, 1.0, kind=kind) for kind, value in found)
+        for found in group
+    )
+    compared = [box for found in like_with_like(boxes, [True] * len(boxes)) for box in found]
+    for kind in "abc":
+        values = [box.value for box in compared if box.kind == kind]
+        assert abs(sum(values)) < 1e-12
+        assert len(values) != 1 or values == [0.0]
 
 
 def test_boxes_are_in_pixels_of_an_image_of_any_shape_and_add_up() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rewards.group_statistics import centre
 from rewards.score_map import Grid
 from rewards.types import RewardError, RewardTable
 from rewards.weighting import (
@@ -220,10 +221,29 @@ def test_placed_contributions_add_up_to_those_of_the_terms(mode: Mode) -> None:
     )
     placed = placed_contributions(table, Grid(2, 3), mode=mode)
     assert placed.shape == (3, 4, 3, 6)
-    expected = contributions(table, mode=mode)[:, :, :2]
+    expected = centre(contributions(table, mode=mode)[:, :, :2].double())
     torch.testing.assert_close(placed.sum(dim=-1)[:, :, :2], expected, rtol=1e-6, atol=1e-6)
+    assert placed.sum(dim=1).abs().max() < 1e-12
     assert placed[:, :, 2].count_nonzero() == 0
     assert placed[2, :, 1].count_nonzero() == 0
+
+
+def test_boxes_of_a_kind_are_not_compared_with_their_places() -> None:
+    # Maps differ by place; what boxes earned in comparison with their kind stays as it is.
+    parts = torch.tensor([[[[0.5, 0.0]], [[0.1, 0.0]]]])
+    compared = torch.tensor([[[[0.0, 0.2]], [[-0.2, 0.0]]]])
+    table = replace(
+        make_table([[[0.9], [0.1]]], [2.0]),
+        score_map={"term_0": parts},
+        kind_map={"term_0": compared},
+    )
+    placed = placed_contributions(table, Grid(1, 2), mode="weighted_sum")
+    assert_equal(placed[0, :, 0].float(), [[0.4, 0.4], [-0.8, 0.0]])
+    standardised = placed_contributions(table, Grid(1, 2), mode="normalize_then_sum")
+    # Divided by the std of the scores, .8 / sqrt(2).
+    torch.testing.assert_close(standardised, placed / (0.8 / 2**0.5))
+    # Of .8, places have .2 - -.2 + .4.
+    assert placed_share(table, mode="weighted_sum") == pytest.approx(1.0)
 
 
 def test_a_zero_std_group_of_a_term_has_no_placed_contribution_once_standardised() -> None:
@@ -272,7 +292,8 @@ def test_an_image_that_a_weighted_term_refused_leaves_a_smaller_group(mode: Mode
     assert combine(refused, mode=mode)[:, others].equal(combine(smaller, mode=mode))
     placed = placed_contributions(refused, Grid(2, 2), mode=mode)
     assert placed[:, 1].isnan().all()
-    assert_equal(placed[:, others], placed_contributions(smaller, Grid(2, 2), mode=mode).tolist())
+    expected = placed_contributions(smaller, Grid(2, 2), mode=mode)
+    torch.testing.assert_close(placed[:, others], expected)
     shares = advantage_shares(smaller, mode=mode)
     assert_equal(advantage_shares(refused, mode=mode), shares.tolist())
     share = placed_share(smaller, mode=mode)

@@ -147,7 +147,7 @@ def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> 
     experience = make_experience()
     # In half precision 1/3 is 1365/4096 and 1e-4 is 1678/2^24; larger numbers become the largest.
     places = torch.tensor([[[1 / 3, -0.5], [0.0, 1e6]], [[-1e-4, 0.5], [0.0, -1e6]]])
-    letter = ScoreBox(0.25, 1.5, 2.0, 3.0, 4.0, "<")
+    letter = ScoreBox(0.25, 1.5, 2.0, 3.0, 4.0, "<", "html:0")
     experience = replace(
         experience,
         place_credit=places[None].repeat(2, 1, 1, 1),
@@ -161,7 +161,7 @@ def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> 
     first, second = [[1365 / 4096, -0.5], [0, 65504]], [[-1678 / 2**24, 0.5], [0, -65504]]
     assert columns["credit"] == [first, second] * 2
     edges = {"left": 1.5, "top": 2.0, "right": 3.0, "bottom": 4.0}
-    stored = {"text": "<", "value": 0.25, **edges}
+    stored = {"text": "<", "kind": "html:0", "value": 0.25, **edges}
     assert columns["pieces/lpips"] == [[stored, stored], [], None, None]
 
 

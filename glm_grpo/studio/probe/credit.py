@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 _MOST_MEMORY = 0.5
 """Fraction of the free CPU memory that gradients may take; decoding and scoring need the rest."""
 _FLOAT32_BYTES = 4
+_LEAST_COSINE = 0.5
+"""Between mean gradients by place and by image, of a policy that has learned something. In
+simulations, wrong comparisons had -0.35 and -0.62, right ones 0.79 and more."""
 
 Gradient: TypeAlias = list[Float32[Tensor, "..."]]
 """One tensor per trainable parameter."""
@@ -44,12 +47,51 @@ class ProbedCredit:
         by_place: Credit by place, by the value of `advantage.reward_to_go`, in ascending order.
         batches: Number of batches, N.
         prompts: Prompts per batch.
+        has_learned: Whether the policy was trained by another run before.
     """
 
     by_image: Signal
     by_place: dict[float, Signal]
     batches: int
     prompts: int
+    has_learned: bool = False
+
+    def verdict(self) -> str:
+        """Whether to train by place, in words.
+
+        The cosine decides, not the clearer gradient: a comparison that is wrong, such as of boxes
+        that may stand anywhere with the places where they stand, has the clearest of all. It points
+        elsewhere only once the policy has learned something.
+        """
+        measured = {
+            weight: signal
+            for weight, signal in self.by_place.items()
+            if not math.isnan(signal.cosine)
+        }
+        if not measured:
+            return "the batches are too few or too noisy to judge by: keep advantage.credit=image"
+        elsewhere = [weight for weight, signal in measured.items() if signal.cosine < _LEAST_COSINE]
+        if elsewhere:
+            ways = ", ".join(f"{weight:g}" for weight in elsewhere)
+            return (
+                f"by place, with reward_to_go {ways}, the gradient points elsewhere than the "
+                f"reward's (cosine below {_LEAST_COSINE:g}), however clear it is: keep "
+                "advantage.credit=image, and give boxes that may stand anywhere a kind"
+            )
+        if not self.has_learned:
+            return (
+                "the policy is untrained, of which the cosine does not yet tell whether credit by "
+                "place points elsewhere: before you choose it, train about 15 steps by image, and "
+                "repeat this with model.start_from=RUN"
+            )
+        clearer = [weight for weight, signal in measured.items() if signal.low > 1]
+        if not clearer:
+            return "by place, the gradient is not clearer for certain: keep advantage.credit=image"
+        best = max(clearer, key=lambda weight: measured[weight].gain)
+        return (
+            "by place, the gradient is clearer and points where the reward's does: try "
+            f"advantage.credit=place advantage.reward_to_go={best:g}"
+        )
 
 
 def credits_compared(weight: float, others: Sequence[float]) -> tuple[float, ...]:
@@ -115,6 +157,7 @@ class CreditProbe:
 
     def __init__(self, models: Models, config: Config, weights: Sequence[float]) -> None:
         self._models, self._train, self._weights = models, config.train, tuple(weights)
+        self._has_learned = config.model.start_from is not None
         by_place = [with_advantage(config, credit="place", reward_to_go=each) for each in weights]
         self._ways = [with_advantage(config, credit="image"), *by_place]
         self._gradients: list[list[Gradient]] = []
@@ -188,6 +231,7 @@ class CreditProbe:
             by_place=dict(zip(self._weights, by_place, strict=True)),
             batches=batches,
             prompts=self._prompts,
+            has_learned=self._has_learned,
         )
 
 

@@ -138,8 +138,8 @@ def _credit_table(credit: ProbedCredit, group_size: int) -> Table:
         (_credit_row("by image", credit.by_image), *by_place),
         "SNR: size of the mean gradient, squared, relative to its variance from batch to batch; "
         "cosine: with the mean gradient by image; gain: in the total by a step of equal length, "
-        "relative to by image; a dash: the batches are too few or too noisy. Terms with boxes, "
-        "such as ocr, need a layout that the prompt fixes, whatever the SNR",
+        "relative to by image; a dash: the batches are too few or too noisy. "
+        f"Verdict: {credit.verdict()}",
     )
 
 

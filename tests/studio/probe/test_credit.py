@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from glm_grpo.commands.probe import has_credit_by_place
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError, NonFiniteError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
-from glm_grpo.grpo.signal_to_noise import compare_signals
+from glm_grpo.grpo.signal_to_noise import Signal, compare_signals
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.models.offload import Offload
 from glm_grpo.studio.probe.credit import (
     CreditProbe,
+    ProbedCredit,
     check_memory,
     credits_compared,
     gradient_bytes,
@@ -139,6 +141,27 @@ def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> No
     assert own.relative > half.relative > to_go.relative > 1
     # Nothing else is learned.
     assert own.cosine == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("has_learned", "cosine", "low", "expected"),
+    [
+        (True, 0.9, 1.2, "advantage.credit=place advantage.reward_to_go=0.4"),
+        (True, 0.9, 0.8, "keep advantage.credit=image"),
+        # Of boxes by place where things stand anywhere, and the clearest of all.
+        (True, -0.35, 4.0, "points elsewhere"),
+        (False, -0.35, 4.0, "points elsewhere"),
+        (False, 0.76, 4.0, "model.start_from"),
+        (True, math.nan, math.nan, "too noisy"),
+    ],
+)
+def test_the_cosine_decides_however_clear_the_gradient_is(
+    has_learned: bool, cosine: float, low: float, expected: str
+) -> None:
+    signal = Signal(1.0, 2.0, low, 5.0, cosine, 1.2)
+    same = Signal(0.5, 1.0, 1.0, 1.0, 1.0, 1.0)
+    found = ProbedCredit(same, {0.4: signal}, batches=8, prompts=8, has_learned=has_learned)
+    assert expected in found.verdict()
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_an_interrupted_batch_does_not_count() -> None:
