@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import UInt8
@@ -48,6 +48,7 @@ class SentPrompt(_Request):
     texts: tuple[str, ...] = ()
     target: _Pixels | None = None
     sources: tuple[_Pixels, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class SentImage(_Request):
@@ -90,6 +91,7 @@ def make_request(
             texts=prompt.texts,
             target=prompt.target if "target" in needs else None,
             sources=prompt.sources if "source" in needs else (),
+            metadata=dict(prompt.metadata),
         )
         for prompt in different
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Bool, Float32, UInt8
 from torch import Tensor
@@ -47,6 +48,8 @@ class Prompt:
         texts: Texts that should appear in the image, in any order; may be empty.
         target: Image to match, already at the size of the rollout, or None.
         sources: Images to edit, at the size of the rollout; empty for text-to-image.
+        metadata: Further columns of its row, by name, as JSON values, such as the `tag` of a
+            benchmark.
     """
 
     prompt_id: str
@@ -54,6 +57,7 @@ class Prompt:
     texts: tuple[str, ...] = ()
     target: UInt8[Tensor, "3 H W"] | None = None
     sources: tuple[UInt8[Tensor, "3 H W"], ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse a text, which would be taken for a tuple of letters."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
 from glm_grpo.data.files import (
+    JSON_FIELDS,
     LONGEST_SHOWN,
+    READ_FIELDS,
     SOURCE_FIELDS,
     TARGET_FIELDS,
     Row,
@@ -101,6 +107,7 @@ class PromptEntry:
     texts: tuple[str, ...]
     target: ImageSource | None
     sources: tuple[ImageSource, ...] = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def refuse_reserved(entry: PromptEntry, tokens: ReservedTokens) -> None:
@@ -145,6 +152,7 @@ def make_entry(row: Row, position: int, *, sources: int = 0) -> PromptEntry:
         texts=_read_texts(row, prompt),
         target=_read_target(row),
         sources=_read_sources(row, sources),
+        metadata=_read_metadata(row),
     )
 
 
@@ -257,6 +265,19 @@ def _read_list(row: Row, field: str, value: object) -> object:
             f"{row.origin}: {field!r} is {shorten(value)}, not a list ({error}); write "
             '["a", "b"], in a .csv "[""a"", ""b""]"'
         ) from error
+
+
+def _read_metadata(row: Row) -> dict[str, Any]:
+    """Further columns, as JSON values; what JSON has no word for, such as an image, is left out."""
+    found = {}
+    for name, value in row.fields.items():
+        if name in READ_FIELDS or value is None:
+            continue
+        if row.has_cells and name in JSON_FIELDS:
+            value = _read_list(row, name, value)
+        with suppress(TypeError, ValueError):
+            found[name] = json.loads(json.dumps(value, allow_nan=False))
+    return found
 
 
 def _read_image(row: Row, field: str, value: object) -> ImageSource:

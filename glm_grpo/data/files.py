@@ -31,6 +31,10 @@ SOURCE_FIELDS = ("source", "sources")
 """Images to edit: one, or a list."""
 
 READ_FIELDS = frozenset(("prompt", "id", "text", *TARGET_FIELDS, *SOURCE_FIELDS))
+"""Fields with a meaning; all others are metadata."""
+
+JSON_FIELDS = ("include", "exclude")
+"""Metadata of GenEval's rows, which a table writes as JSON."""
 
 HUB_SPLIT = "train"
 TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -127,11 +131,15 @@ def _read_csv(path: Path) -> Iterator[Row]:
 def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
-            # Other columns may be of any size.
-            names = table.schema_arrow.names
-            _refuse_repeated(names, str(path), "column")
-            columns = [name for name in names if name in READ_FIELDS]
-            others = dict.fromkeys(name for name in names if name not in READ_FIELDS)
+            # Columns of bytes may be of any size.
+            schema = table.schema_arrow
+            _refuse_repeated(schema.names, str(path), "column")
+            columns = [
+                column.name
+                for column in schema
+                if column.name in READ_FIELDS or not _has_bytes(column.type)
+            ]
+            others = dict.fromkeys(name for name in schema.names if name not in columns)
             number = 0
             for batch in table.iter_batches(PARQUET_BATCH, columns=columns):
                 for place in range(len(batch)):
@@ -144,6 +152,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         ) from error
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file ({error}); write it again") from error
+
+
+def _has_bytes(kind: pyarrow.DataType) -> bool:
+    """Whether values are bytes, or contain some, as images of Hugging Face datasets do."""
+    is_bytes = pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
+    is_nested = pyarrow.types.is_nested(kind)
+    return is_bytes or (
+        is_nested and any(_has_bytes(kind.field(each).type) for each in range(kind.num_fields))
+    )
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -23,7 +23,15 @@ from glm_grpo.data.entries import (
     refuse_reserved,
     verify_image,
 )
-from glm_grpo.data.files import READ_FIELDS, SOURCE_FIELDS, TARGET_FIELDS, Row, read_rows, shorten
+from glm_grpo.data.files import (
+    JSON_FIELDS,
+    READ_FIELDS,
+    SOURCE_FIELDS,
+    TARGET_FIELDS,
+    Row,
+    read_rows,
+    shorten,
+)
 from glm_grpo.digests import digest
 from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
@@ -119,18 +127,8 @@ class PromptSet:
         return [(entry.prompt, entry.sources) for entry in self.entries]
 
     def digests(self) -> dict[str, str]:
-        """Digest of each prompt with its texts and the files of its images, by id."""
-        return {
-            entry.prompt_id: digest(
-                repr((entry.prompt, entry.texts)).encode(),
-                *(
-                    each if isinstance(each, bytes) else each.read_bytes()
-                    for each in (entry.target, *entry.sources)
-                    if each is not None
-                ),
-            )
-            for entry in self.entries
-        }
+        """Digest of each prompt with its row and the files of its images, by id."""
+        return {entry.prompt_id: _digest(entry) for entry in self.entries}
 
     def has_targets(self) -> bool:
         """Whether any prompt has a target image."""
@@ -151,7 +149,17 @@ class PromptSet:
             texts=entry.texts,
             target=None if entry.target is None else load(entry.target),
             sources=tuple(map(load, entry.sources)),
+            metadata=entry.metadata,
         )
+
+
+def _digest(entry: PromptEntry) -> str:
+    asked: tuple[object, ...] = (entry.prompt, entry.texts)
+    if entry.metadata:
+        asked += (sorted(entry.metadata.items()),)
+    images = [each for each in (entry.target, *entry.sources) if each is not None]
+    contents = (each if isinstance(each, bytes) else each.read_bytes() for each in images)
+    return digest(repr(asked).encode(), *contents)
 
 
 def load_prompts(
@@ -164,7 +172,7 @@ def load_prompts(
 ) -> PromptSet:
     """Read and check every prompt, and decode every image once.
 
-    Fields of a row (others are ignored):
+    Fields of a row; others are metadata, see `rewards.Prompt`:
 
     - `prompt`: required, not blank, without tokens that the model reserves;
     - `target`, `target_image` or `file_name`: path of the image to match, relative to the folder
@@ -246,7 +254,10 @@ class _FieldNames:
     """
 
     def __init__(self, *, has_sources: bool) -> None:
-        self._kinds = (("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) * has_sources))
+        self._kinds = (
+            *(("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) * has_sources)),
+            *((name,) for name in JSON_FIELDS),
+        )
         self._meant: dict[str, dict[str, tuple[str, ...]]] = {}
         self._alone: dict[tuple[str, str], list[str]] = {}
         self._beside = set[tuple[str, str]]()

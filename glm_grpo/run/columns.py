@@ -5,6 +5,7 @@ docs/reference/run_folder.md explains the columns.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow
 import torch
 from torch import Tensor
 
-from glm_grpo.run.tables import CREDIT, NOTE, PIECES, RAW, SOURCES
+from glm_grpo.run.tables import CREDIT, METADATA, NOTE, PIECES, RAW, SOURCES
 from glm_grpo.types import Evaluation, Experience
 from rewards.types import Prompt, RewardTable
 
@@ -97,6 +98,9 @@ def _prompt_columns(
         "decode_seed": pyarrow.array(_repeat(decode_seeds, size), pyarrow.int64()),
         "target": _string_column(paths.targets, size),
     }
+    if any(prompt.metadata for prompt in prompts):
+        rows = [json.dumps(prompt.metadata, ensure_ascii=False) for prompt in prompts]
+        columns[METADATA] = _string_column(rows, size)
     if paths.sources[0]:
         columns[SOURCES] = pyarrow.array(_repeat(paths.sources, size), _STRINGS)
     return columns

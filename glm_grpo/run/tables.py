@@ -51,6 +51,8 @@ CREDIT = "credit"
 PIECES = "pieces/"
 """Prefix of columns of pieces of the score, one per term that has them; only with credit by place.
 Null if a term does not apply."""
+METADATA = "metadata"
+"""Column of the metadata of prompts, as JSON; only if a prompt of the step has any."""
 SOURCES = "sources"
 """Column of the source images' paths; only editing runs have it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     from rewards.http_client import HttpClient
 
-_PLACEHOLDERS = "{prompt}, {text}, {lowest} and {highest}"
+_PLACEHOLDERS = "{prompt}, {text}, {lowest}, {highest} and {metadata[column]}"
+_COLUMN = re.compile(r"metadata\[([^\]]*)\]")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _TRIES = 4
 """Times an image is shown before the term refuses it."""
@@ -53,7 +55,8 @@ class VlmJudgeConfig(TermConfig):
         min_length=1,
     )
     """Question about one image; {prompt}, {text} (the wanted texts, in quotation marks), {lowest}
-    and {highest} are filled in. Double literal braces. Where the answer is not one number in this
+    and {highest} are filled in, and {metadata[name]} with a further column of the prompt's row.
+    Double literal braces. Where the answer is not one number in this
     range, the question is asked three more times; then the image is left out of its group."""
     lowest: int = Field(default=0, ge=-(10**6), le=10**6)
     """Lowest score the model may answer; becomes 0."""
@@ -76,8 +79,8 @@ class VlmJudgeConfig(TermConfig):
             remedy = f"set lowest={self.highest - 1} or less, or a higher highest"
             raise problem_at(("lowest",), self.lowest, rule, remedy)
         try:
-            self.ask(Prompt("", ""))
-        except (ValueError, LookupError) as error:
+            self.ask(Prompt("", "", metadata=defaultdict(str)))
+        except (ValueError, LookupError, AttributeError) as error:
             rule = f"cannot be filled in ({describe_error(error)}): it may contain {_PLACEHOLDERS}"
             remedy = "double literal braces: {{ and }}"
             raise problem_at(("question",), self.question, rule, remedy) from error
@@ -89,11 +92,17 @@ class VlmJudgeConfig(TermConfig):
         used = {field for _, field, _, _ in string.Formatter().parse(self.question)}
         return tuple(need for need in ("prompt", "text") if need in used)
 
+    def columns(self) -> tuple[str, ...]:
+        """Further columns of a prompt's row that the question mentions."""
+        fields = (field or "" for _, field, _, _ in string.Formatter().parse(self.question))
+        return tuple(found[1] for field in fields if (found := _COLUMN.match(field)))
+
     def ask(self, prompt: Prompt) -> str:
         """Format the question about an image for this prompt."""
         return self.question.format(
             prompt=prompt.prompt,
             text=", ".join(f'"{text}"' for text in prompt.texts),
+            metadata=prompt.metadata,
             lowest=self.lowest,
             highest=self.highest,
         )
@@ -161,6 +170,12 @@ class VlmJudgeReward:
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt has the parts that the question mentions."""
+        missing = [name for name in self._config.columns() if name not in prompt.metadata]
+        if missing:
+            raise RewardError(
+                f"vlm_judge.question names {missing[0]!r}, a column that prompt {prompt.prompt_id} "
+                "does not have; add it to every row of the prompts"
+            )
         return has_needs(prompt, self._config.needs())
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import datasets
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from glm_grpo.errors import DataError
-from tests.data.prompt_files import load, written
+from tests.data.prompt_files import lines, load, written
 
 
 def test_text_gives_one_prompt_a_line_and_skips_blank_ones(tmp_path: Path) -> None:
@@ -63,6 +64,44 @@ def test_csv_understands_quotes_and_lines_inside_them(tmp_path: Path) -> None:
 def test_an_empty_cell_of_a_csv_is_a_field_left_out(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", 'prompt,text\n"a sign ""UP""",\n"a sign ""UP""",DOWN\n')
     assert [entry.texts for entry in load(path).entries] == [("UP",), ("DOWN",)]
+
+
+INCLUDE = [{"class": "car", "count": 1, "color": "red"}]
+
+
+def test_further_fields_are_metadata_in_every_format(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a red car", "tag": "colors", "include": INCLUDE, "level": 3},
+        {"prompt": "a dog", "tag": None},
+    ]
+    jsonl = written(tmp_path / "a.jsonl", lines(*rows))
+    cells = json.dumps(INCLUDE).replace('"', '""')
+    csv = written(tmp_path / "a.csv", f'prompt,tag,include\na red car,colors,"{cells}"\na dog,,\n')
+    table = {
+        "prompt": ["a red car", "a dog"],
+        "tag": ["colors", None],
+        "include": [INCLUDE, None],
+        # What a judge could not be sent, and of any size.
+        "photo": [{"bytes": b"\x89PNG", "path": None}] * 2,
+        "raw": [b"\x00"] * 2,
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    known = {"tag": "colors", "include": INCLUDE}
+    assert [entry.metadata for entry in load(jsonl).entries] == [known | {"level": 3}, {}]
+    assert [entry.metadata for entry in load(csv).entries] == [known, {}]
+    of_table = load(tmp_path / "a.parquet")
+    assert [entry.metadata for entry in of_table.entries] == [known, {}]
+    assert of_table[0].metadata == known
+
+
+def test_another_row_is_another_prompt_to_a_resumed_run(tmp_path: Path) -> None:
+    def digest_of(**fields: object) -> str:
+        path = written(tmp_path / "a.jsonl", lines({"prompt": "a car", **fields}))
+        return load(path).digests()["00000"]
+
+    different = {digest_of(), digest_of(tag="colors"), digest_of(tag="position")}
+    assert len(different) == 3
+    assert digest_of(tag="colors", level=1) == digest_of(level=1, tag="colors")
 
 
 def test_parquet_gives_one_prompt_a_row_with_its_texts(tmp_path: Path) -> None:

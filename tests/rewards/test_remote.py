@@ -34,7 +34,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "remote_rewards.md"
 DOG = Prompt("dog", "a dog")
 TOKEN = "of-these-tests-only"
 PIXELS = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2)
-EDIT = Prompt("sign", 'says "Ünï"', texts=("Ünï",), target=PIXELS[1], sources=(PIXELS[2],))
+EDIT = Prompt(
+    "sign",
+    'says "Ünï"',
+    texts=("Ünï",),
+    target=PIXELS[1],
+    sources=(PIXELS[2],),
+    metadata={"tag": "edit", "include": [{"class": "sign", "count": 1}]},
+)
 
 
 @dataclass
@@ -138,6 +145,7 @@ def test_remote_sends_the_images_that_the_scorer_compares_with(needs: tuple[Need
         assert torch.equal(seen.sources[0], PIXELS[2])
     else:
         assert (seen.target, seen.sources) == (None, ())
+    assert seen.metadata == EDIT.metadata
 
 
 def test_remote_refuses_a_scorer_that_compares_with_something_else() -> None:

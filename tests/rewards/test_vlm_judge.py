@@ -279,6 +279,7 @@ def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
         ("{promt}", "KeyError: 'promt'"),
         ('Answer {"score": 1}', "double literal braces"),
         ("a } b", "Single '}'"),
+        ("{metadata.tag}", "AttributeError"),
     ],
 )
 def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str) -> None:
@@ -298,3 +299,16 @@ def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str)
 )
 def test_question_needs_what_it_asks_about(template: str, needs: tuple[str, ...]) -> None:
     assert config(template).needs() == needs
+
+
+def test_question_may_name_further_columns_of_the_row() -> None:
+    judged = config("Are there {metadata[count]} of {prompt}?")
+    assert judged.needs() == ("prompt",)
+    assert judged.columns() == ("count",)
+    dogs = Prompt("dogs", "dogs", metadata={"count": 3})
+    assert judged.ask(dogs) == "Are there 3 of dogs?"
+    with judging() as judge:
+        reward = connect(judge, "{metadata[count]}?")
+        assert reward.applies_to(dogs)
+        with pytest.raises(RewardError, match=r"'count'.* prompt dog "):
+            reward.applies_to(Prompt("dog", "a dog"))

@@ -143,6 +143,16 @@ def test_write_rollout_stores_every_column_of_every_image(tmp_path: Path) -> Non
     assert images[:2] == ["images/step-000010/plain-0.png", "images/step-000010/plain-1.png"]
 
 
+def test_write_rollout_stores_further_columns_of_rows(tmp_path: Path) -> None:
+    experience = make_experience()
+    first, second = experience.prompts.prompts
+    tagged = replace(first, metadata={"tag": "é", "include": [{"count": 2}]})
+    prompts = replace(experience.prompts, prompts=(tagged, second))
+    store_rollout(tmp_path, replace(experience, prompts=prompts), 10)
+    (column,) = read_table(RunFolder(tmp_path).rollout_path(10), ["metadata"]).to_pydict().values()
+    assert [json.loads(row) for row in column] == [{**tagged.metadata}] * 2 + [{}] * 2
+
+
 def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> None:
     experience = make_experience()
     # In half precision 1/3 is 1365/4096 and 1e-4 is 1678/2^24; larger numbers become the largest.
