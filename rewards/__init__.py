@@ -2,7 +2,7 @@
 
 This package does not know how the images were made; it never imports `glm_grpo`. `score_images`
 scores your own images, and `Prompt` describes what they should show. A function of your own may
-return `Scores` with a score map or `ScoreBox`es.
+return `Scores` with a score map or `ScoreBox`es, and a detector of your own `Detection`s.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rewards.detection import Detection
     from rewards.score_map import ScoreBox
     from rewards.standalone import score_images
     from rewards.types import Prompt, Scores
@@ -28,9 +29,10 @@ for _variable, _value in {
 }.items():
     os.environ.setdefault(_variable, _value)
 
-__all__ = ["Prompt", "ScoreBox", "Scores", "score_images"]
+__all__ = ["Detection", "Prompt", "ScoreBox", "Scores", "score_images"]
 
 _MODULES = {
+    "Detection": "rewards.detection",
     "ScoreBox": "rewards.score_map",
     "Prompt": "rewards.types",
     "Scores": "rewards.types",
