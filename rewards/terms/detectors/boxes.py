@@ -1,0 +1,76 @@
+"""Find objects as boxes, of the classes that a detector was trained on: RT-DETR and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from rewards.base import to_unit_range
+from rewards.detection import Detection
+from rewards.terms.detectors.base import (
+    Limits,
+    batches,
+    boxes_in_pixels,
+    detections_of_boxes,
+    device_of,
+    prepare,
+)
+
+
+class BoxDetector:
+    """Objects as boxes without masks; of boxes on the same place the best stays.
+
+    RT-DETR does not suppress overlaps by itself: one place may have several classes.
+
+    Source: Zhao et al., DETRs Beat YOLOs on Real-time Object Detection, CVPR 2024; Lv et al.,
+    RT-DETRv2, arXiv:2407.17140, https://github.com/lyuwenyu/RT-DETR.
+
+    Args:
+        model: A stock class whose scores are sigmoids, one column per class.
+        processor: The model's image processor. None: its input is the image, with colours 0..1.
+        labels: Class of each column of its scores.
+    """
+
+    def __init__(
+        self, model: Any, processor: Any | None, labels: Sequence[str], limits: Limits
+    ) -> None:
+        self._model = model
+        self._processor = processor
+        self._labels = tuple(labels)
+        self._limits = limits
+
+    def classes(self) -> tuple[str, ...]:
+        """Those of the model."""
+        return self._labels
+
+    @torch.no_grad()
+    def detect(
+        self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
+    ) -> list[list[Detection]]:
+        """See `Detector.detect`."""
+        return [found for batch in batches(pixels) for found in self._detect(batch, classes)]
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The whole network."""
+        return (self._model,)
+
+    def _detect(
+        self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
+    ) -> list[list[Detection]]:
+        device = device_of(self._model)
+        inputs = (
+            to_unit_range(pixels, device)
+            if self._processor is None
+            else prepare(self._processor, pixels, device)["pixel_values"]
+        )
+        output = self._model(pixel_values=inputs)
+        size = pixels.shape[3], pixels.shape[2]
+        boxes = boxes_in_pixels(output.pred_boxes.float().cpu(), scale=size, size=size)
+        return [
+            detections_of_boxes(scores, each, self._labels, asked=classes, limits=self._limits)
+            for scores, each in zip(output.logits.float().sigmoid().cpu(), boxes, strict=True)
+        ]

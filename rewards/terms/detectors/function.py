@@ -1,0 +1,177 @@
+"""Call a detector of one's own, and check what it finds."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from rewards.detection import Detection
+from rewards.process_defaults import defaults_kept
+from rewards.terms.custom import load_function
+from rewards.terms.detectors.base import Limits, best_of_each_class
+from rewards.types import RewardError
+
+DetectingFunction = Callable[[Tensor, list[str]], Any]
+"""Takes images UInt8 [N, 3, H, W] and class names; must return one list of detections per image."""
+
+
+class FunctionDetector:
+    """Objects that a function of one's own finds, of any class.
+
+    What it finds of classes that it was not asked for is left out, and boxes are cut to the image.
+
+    Args:
+        function: Returned by `load_detecting_function`.
+        name: How the config names it.
+        key: Config key, for errors.
+    """
+
+    def __init__(self, function: DetectingFunction, limits: Limits, *, name: str, key: str) -> None:
+        self._function = function
+        self._limits = limits
+        self._name = name
+        self._key = key
+
+    def classes(self) -> None:
+        """None: it is not known which classes it finds."""
+        return
+
+    @torch.no_grad()
+    def detect(
+        self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
+    ) -> list[list[Detection]]:
+        """See `Detector.detect`.
+
+        Raises:
+            RewardError: It does not return one list of valid detections per image.
+        """
+        # Copies, because a function that works in place must not change the input of others.
+        with defaults_kept(f"{self._key} {self._name!r}"):
+            found = self._function(pixels.clone(), list(classes))
+        if not _is_list(found) or len(found) != len(pixels):
+            size = f" of {len(found)}" if _is_list(found) else ""
+            raise RewardError(
+                f"{self._key} {self._name!r}: returned {type(found).__name__}{size} for "
+                f"{len(pixels)} images; it must return one list of rewards.Detection per image, "
+                "which may be empty"
+            )
+        height, width = pixels.shape[2:]
+        return [
+            best_of_each_class(self._of_image(each, index, classes, height, width), self._limits)
+            for index, each in enumerate(found)
+        ]
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Empty: networks that the function uses stay where it puts them."""
+        return ()
+
+    def _of_image(
+        self, found: Any, index: int, classes: Sequence[str], height: int, width: int
+    ) -> list[Detection]:
+        if not _is_list(found) or not all(isinstance(each, Detection) for each in found):
+            raise RewardError(
+                f"{self._key} {self._name!r}: image {index}: {found!r:.100} is not a list of "
+                "rewards.Detection"
+            )
+        kept = [each for each in found if each.label in classes]
+        for each in kept:
+            problem = _problem(each, height, width)
+            if problem:
+                raise RewardError(
+                    f"{self._key} {self._name!r}: image {index}: {each.label}: {problem}"
+                )
+        return [_cut(each, height, width) for each in kept]
+
+
+def load_detecting_function(name: str, folder: str | None, *, key: str) -> DetectingFunction:
+    """Import `file.py:function` or `module:function`, as a custom reward is imported.
+
+    Args:
+        folder: Searched first; then the working folder.
+        key: Config key of `name`, for errors.
+
+    Raises:
+        RewardError: It cannot be imported, or cannot be called with images and classes.
+    """
+    try:
+        function: Any = load_function(name, folder)
+    except RewardError as error:
+        raise RewardError(f"{key}: {error}") from error
+    # Some callables of C have no signature, which is a ValueError.
+    with contextlib.suppress(ValueError):
+        try:
+            inspect.signature(function).bind(None, [])
+        except TypeError as error:
+            raise RewardError(
+                f"{key} {name!r} ({error}) must be called with two arguments: "
+                f"def {name.rpartition(':')[2]}(pixels, classes)"
+            ) from error
+    return function
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _problem(found: Detection, height: int, width: int) -> str | None:
+    """What is wrong with a detection, with the rule and the remedy."""
+    box = (found.left, found.top, found.right, found.bottom)
+    if not _is_probability(found.score):
+        return f"its score is {found.score!r}; it must be a number from 0 to 1, such as a sigmoid"
+    if not all(isinstance(edge, Real) and math.isfinite(edge) for edge in box):
+        return f"its box is {box}; its edges must be finite numbers, in pixels"
+    if found.left > found.right or found.top > found.bottom:
+        return (
+            f"its box is {box}; it must be left, top, right, bottom, not left, top, width, height"
+        )
+    if found.left >= width or found.top >= height or found.right <= 0 or found.bottom <= 0:
+        return (
+            f"its box {box} is outside the image, {width} x {height}; boxes are in pixels of the "
+            "image as it was given"
+        )
+    mask: object = found.mask
+    if mask is not None and not (
+        isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (height, width)
+    ):
+        what = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+        return (
+            f"its mask is {what:.100}; it must be a torch.bool tensor of shape "
+            f"({height}, {width}), the whole image, or None"
+        )
+    colours: object = found.colours
+    if colours is not None and not (
+        isinstance(colours, Mapping)
+        and colours
+        and all(isinstance(name, str) for name in colours)
+        and all(map(_is_probability, colours.values()))
+    ):
+        return (
+            f"its colours are {colours!r:.100}; they must be probabilities from 0 to 1 by name, "
+            "such as {'red': 0.9, 'blue': 0.1}, or None"
+        )
+    return None
+
+
+def _is_probability(value: object) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) <= 1
+
+
+def _cut(found: Detection, height: int, width: int) -> Detection:
+    return replace(
+        found,
+        score=float(found.score),
+        left=max(float(found.left), 0.0),
+        top=max(float(found.top), 0.0),
+        right=min(float(found.right), float(width)),
+        bottom=min(float(found.bottom), float(height)),
+        mask=None if found.mask is None else found.mask.cpu(),
+    )
