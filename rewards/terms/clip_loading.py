@@ -60,9 +60,11 @@ class ImageEmbedder:
             options["resize_mode"] = resize_mode
         self._transform = image_transform_v2(PreprocessCfg(**options), is_train=False)
 
-    def embed(self, pixels: UInt8[Tensor, "N 3 H W"]) -> Float32[Tensor, "N D"]:
-        """Embed images on the tower's current device; embeddings have length 1."""
-        inputs = torch.stack([self._transform(to_pil(image)) for image in pixels.cpu()])
+    def embed(
+        self, pixels: UInt8[Tensor, "N 3 H W"] | Sequence[UInt8[Tensor, "3 _ _"]]
+    ) -> Float32[Tensor, "N D"]:
+        """Embed images, of any sizes, on the tower's device; embeddings have length 1."""
+        inputs = torch.stack([self._transform(to_pil(image.cpu())) for image in pixels])
         device = next(self.tower.parameters()).device
         return normalize(self.tower(inputs.to(device)), dim=-1)
 
