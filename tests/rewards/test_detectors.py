@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -489,14 +490,31 @@ def test_a_hub_id_is_downloaded_without_what_is_not_needed(
     ]
 
 
-def test_a_detector_that_lacks_weights_is_refused(copied: Save) -> None:
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        ("mask2former", "class_predictor.weight"),
+        ("rt_detr_v2", "model.encoder_input_proj.0.1.running_mean"),
+    ],
+)
+def test_a_detector_that_lacks_weights_is_refused(kind: str, missing: str, copied: Save) -> None:
     # transformers would draw the missing ones.
-    folder = copied("mask2former")
-    state = load_file(folder / "model.safetensors")
-    del state["class_predictor.weight"]
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RewardError, match=rf"^{KEY} .*it lacks class_predictor\.weight"):
+    folder = copied(kind)
+    remove_weights(folder, missing)
+    with pytest.raises(RewardError, match=rf"^{KEY} .*it lacks {re.escape(missing)}\)"):
         load(folder)
+
+
+def test_a_detector_may_lack_the_weights_of_its_loss(copied: Save) -> None:
+    folder = copied("mask2former")
+    remove_weights(folder, "criterion.empty_weight")
+    assert load(folder).classes() == LABELS
+
+
+def remove_weights(folder: Path, name: str) -> None:
+    state = load_file(folder / "model.safetensors")
+    del state[name]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 # Functions of one's own

@@ -131,6 +131,11 @@ def _load_model(folder: Path, architecture: str) -> Any:
             output_loading_info=True,
             use_safetensors=True,
         )
-    if report["missing_keys"]:
-        raise ValueError(f"it lacks {', '.join(sorted(report['missing_keys']))}")
+    # Other buffers, such as the weights of a loss, follow from the config.
+    learned = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    missing = sorted(
+        name for name in report["missing_keys"] if name in learned or "running_" in name
+    )
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
     return model.eval().requires_grad_(False)
