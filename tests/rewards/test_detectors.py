@@ -232,6 +232,12 @@ def test_limits_keep_the_best_of_each_class(saved: Save) -> None:
     assert list(map(of, found)) == expected
 
 
+@pytest.mark.parametrize("kind", ["mask2former", "rt_detr", "owlv2", "grounding_dino"])
+def test_an_image_without_candidates_has_no_detections(kind: str, saved: Save) -> None:
+    detector = load(saved(kind), Limits(floor=1.0))
+    assert detector.detect(patches(2, 64, 64), ("star",)) == [[], []]
+
+
 # Boxes
 
 
