@@ -21,20 +21,7 @@ from rewards.terms.clip_loading import (
     find_architecture,
     load_clip,
 )
-
-COLOURS = (
-    "red",
-    "orange",
-    "yellow",
-    "green",
-    "blue",
-    "purple",
-    "pink",
-    "brown",
-    "black",
-    "white",
-)
-"""Colours of GenEval."""
+from rewards.terms.composition_rows import COLOURS
 
 _TEMPLATES = (
     "a photo of a {colour} {label}",

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from rewards.detection import Detection
 from rewards.process_defaults import defaults_kept
-from rewards.terms.custom import load_function
 from rewards.terms.detectors.base import Limits, best_of_each_class
 from rewards.types import RewardError
+from rewards.user_functions import load_function
 
 DetectingFunction = Callable[[Tensor, list[str]], Any]
 """Takes images UInt8 [N, 3, H, W] and class names; must return one list of detections per image."""
