@@ -67,8 +67,9 @@
         scale ? say(scale, credit) : "more"}</span>
       <span><b class="is-more">Blue-green</b> places earned more of the total than the same places do
         in the group's samples on average, ${" "}<b class="is-less">orange</b> places earned less.
-        Boxes are what terms found, such as letters that OCR read. Those that do not raise the term's
-        score are dashed. Comparing them place by place suits layouts that the prompt fixes.</span>
+        Boxes are what terms found, such as letters that OCR read, and those that name their kind are
+        compared with their like, wherever it stands. Boxes that do not raise the term's score are
+        dashed.</span>
     </p>`;
   }
 
