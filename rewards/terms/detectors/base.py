@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,9 +14,6 @@ from rewards.detection import Detection
 
 SAME_PLACE = 0.6
 """Boxes with at least this intersection over union are one object."""
-
-_IMAGES_AT_ONCE = 8
-"""Activations of a detector take much memory: its images are about 800 x 800 pixels."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,9 @@ class Detector(Protocol):
     def detect(
         self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
     ) -> list[list[Detection]]:
-        """Find objects in N images, on the device of `modules()`.
+        """Find objects in N images at once, at least one, on the device of `modules()`.
+
+        Activations take much memory, because most detectors scale images to about 800 x 800 pixels.
 
         Args:
             pixels: RGB, 0..255, on any device.
@@ -59,11 +58,6 @@ class Detector(Protocol):
     def modules(self) -> tuple[nn.Module, ...]:
         """Networks that may be moved between devices while the detector is idle; may be empty."""
         ...
-
-
-def batches(pixels: UInt8[Tensor, "N 3 H W"]) -> Iterator[UInt8[Tensor, "M 3 H W"]]:
-    """Split images into as many as a detector takes at once."""
-    return iter(pixels.split(_IMAGES_AT_ONCE)) if len(pixels) else iter(())
 
 
 def best_of_each_class(found: Iterable[Detection], limits: Limits) -> list[Detection]:

@@ -13,7 +13,6 @@ from rewards.base import to_unit_range
 from rewards.detection import Detection
 from rewards.terms.detectors.base import (
     Limits,
-    batches,
     boxes_in_pixels,
     detections_of_boxes,
     device_of,
@@ -52,15 +51,6 @@ class BoxDetector:
         self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
     ) -> list[list[Detection]]:
         """See `Detector.detect`."""
-        return [found for batch in batches(pixels) for found in self._detect(batch, classes)]
-
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The whole network."""
-        return (self._model,)
-
-    def _detect(
-        self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
-    ) -> list[list[Detection]]:
         device = device_of(self._model)
         inputs = (
             to_unit_range(pixels, device)
@@ -74,3 +64,7 @@ class BoxDetector:
             detections_of_boxes(scores, each, self._labels, asked=classes, limits=self._limits)
             for scores, each in zip(output.logits.float().sigmoid().cpu(), boxes, strict=True)
         ]
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The whole network."""
+        return (self._model,)

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate, pad
 
 from rewards.base import to_unit_range
 from rewards.detection import Detection
-from rewards.terms.detectors.base import Limits, batches, best_of_each_class, device_of
+from rewards.terms.detectors.base import Limits, best_of_each_class, device_of
 
 _SHORTEST, _LONGEST = 800, 1333
 _DIVISOR = 32
@@ -83,11 +83,7 @@ class Mask2FormerDetector:
     ) -> list[list[Detection]]:
         """See `Detector.detect`."""
         columns = {self._labels.index(name) for name in classes}
-        return [
-            best_of_each_class(found, self._limits)
-            for batch in batches(pixels)
-            for found in self._detect(batch, columns)
-        ]
+        return [best_of_each_class(found, self._limits) for found in self._detect(pixels, columns)]
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The whole network."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from rewards.detection import Detection
 from rewards.terms.detectors.base import (
     Limits,
-    batches,
     boxes_in_pixels,
     detections_of_boxes,
     device_of,
@@ -75,13 +74,6 @@ class Owlv2Detector(_ZeroShotDetector):
             max_length=self._model.config.text_config.max_position_embeddings,
             return_tensors="pt",
         )
-        return [
-            found for batch in batches(pixels) for found in self._detect(batch, classes, tokens)
-        ]
-
-    def _detect(
-        self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str], tokens: Any
-    ) -> list[list[Detection]]:
         device = device_of(self._model)
         # The network takes the queries of one image after the other.
         repeated = {
@@ -132,11 +124,19 @@ class GroundingDinoDetector(_ZeroShotDetector):
                 f"and this detector reads at most {longest}; ask for fewer classes at a time"
             )
         is_of_class = self._tokens_of_classes(tokens["input_ids"][0], len(classes), longest)
-        return [
-            found
-            for batch in batches(pixels)
-            for found in self._detect(batch, classes, tokens, is_of_class)
-        ]
+        device = device_of(self._model)
+        repeated = {
+            name: tokens[name].repeat(len(pixels), 1).to(device)
+            for name in ("input_ids", "token_type_ids", "attention_mask")
+        }
+        output = self._model(**prepare(self._images, pixels, device), **repeated)
+        probabilities = output.logits.float().sigmoid()
+        scores = torch.stack(
+            [probabilities[..., each].amax(dim=-1) for each in is_of_class.to(device)], dim=-1
+        )
+        size = pixels.shape[3], pixels.shape[2]
+        boxes = boxes_in_pixels(output.pred_boxes.float(), scale=size, size=size)
+        return self._detections(scores, boxes, classes)
 
     def _tokens_of_classes(
         self, tokens: Int64[Tensor, " T"], count: int, longest: int
@@ -152,24 +152,3 @@ class GroundingDinoDetector(_ZeroShotDetector):
             elif token != begin and current < count:
                 is_of_class[current, place] = True
         return is_of_class
-
-    def _detect(
-        self,
-        pixels: UInt8[Tensor, "N 3 H W"],
-        classes: Sequence[str],
-        tokens: Any,
-        is_of_class: Bool[Tensor, "C L"],
-    ) -> list[list[Detection]]:
-        device = device_of(self._model)
-        repeated = {
-            name: tokens[name].repeat(len(pixels), 1).to(device)
-            for name in ("input_ids", "token_type_ids", "attention_mask")
-        }
-        output = self._model(**prepare(self._images, pixels, device), **repeated)
-        probabilities = output.logits.float().sigmoid()
-        scores = torch.stack(
-            [probabilities[..., each].amax(dim=-1) for each in is_of_class.to(device)], dim=-1
-        )
-        size = pixels.shape[3], pixels.shape[2]
-        boxes = boxes_in_pixels(output.pred_boxes.float(), scale=size, size=size)
-        return self._detections(scores, boxes, classes)
