@@ -24,17 +24,19 @@ from pydantic import (
 
 from rewards.base import TermConfig
 from rewards.canaries import IMAGE_MEASURES, SOURCE_COPIES, TOKEN_ENTROPY
+from rewards.exact import EXACT
 from rewards.options import MayChange, Options, problem_at
 from rewards.terms import KINDS
 from rewards.terms.custom import CustomConfig, ScoringFunction
-from rewards.terms.ocr import OCR_ENGINES, OCR_EXACT, OcrConfig
+from rewards.terms.ocr import OCR_ENGINES, OcrConfig
 from rewards.types import RewardError
 from rewards.user_functions import find_folder, name_function
 from rewards.weighting import Mode
 
 _USABLE_NAME = re.compile("[a-z][a-z0-9_]{0,39}")
+_SHARES = (exact.name for exact in EXACT.values())
 _TAKEN_NAMES = frozenset(
-    ("total", OCR_EXACT, "departures", SOURCE_COPIES, TOKEN_ENTROPY, *IMAGE_MEASURES)
+    ("total", *_SHARES, "departures", SOURCE_COPIES, TOKEN_ENTROPY, *IMAGE_MEASURES)
 )
 """Names of other metrics that appear beside those of terms, in evaluations and as canaries."""
 

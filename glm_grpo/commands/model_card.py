@@ -26,8 +26,8 @@ from glm_grpo.run.tables import (
 from glm_grpo.studio.gallery.before_after import describe_term
 from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet, prompts_by_change
 from rewards.base import TermConfig
+from rewards.exact import EXACT
 from rewards.terms.custom import CustomConfig
-from rewards.terms.ocr import OCR_EXACT
 
 _SHEET = "before_after.png"
 _SHEET_COLUMNS = 4
@@ -180,8 +180,7 @@ def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
         (name, f"{term.weight:g}", _measured(term) + ("" if name in scored else _NOT_APPLIED))
         for name, term in config.reward.terms.items()
     ]
-    if OCR_EXACT in scored:
-        terms.append((OCR_EXACT, "-", "Fraction of images whose text is read without a mistake."))
+    terms += [(each.name, "-", each.meaning) for each in EXACT.values() if each.name in scored]
     total = (
         "`total` is their weighted sum. Where a term does not apply, the others share its weight."
     )

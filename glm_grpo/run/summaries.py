@@ -16,8 +16,8 @@ from torch import Tensor
 from glm_grpo.errors import GlmGrpoError
 from glm_grpo.run.config import read_config
 from glm_grpo.run.folder import RunFolder, step_of
-from glm_grpo.run.tables import RAW, SummaryRow, evaluation_steps, read_evaluation
-from rewards.terms.ocr import OCR, OCR_EXACT
+from glm_grpo.run.tables import NOTE, RAW, SummaryRow, evaluation_steps, read_evaluation
+from rewards.exact import EXACT
 
 _RESAMPLES_AT_ONCE = 1_000
 """Limits the memory of resampling to this many rows of N indices."""
@@ -94,7 +94,8 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
 
     Uses the first and the last stored evaluation, so it also works for an interrupted run. A
     prompt's value is the mean over its samples; a term counts the prompts it applies to.
-    With an OCR term, `OCR_EXACT` follows it. Empty if there are fewer than two evaluations.
+    The share of right images follows its term, see `EXACT`. Empty if there are fewer than two
+    evaluations.
     """
     summary = summarise_until(folder, None)
     return [] if summary is None else summary.rows
@@ -178,10 +179,15 @@ def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
 
 def _prompt_means(folder: RunFolder, step: int) -> pandas.DataFrame:
     """Mean over each prompt's samples: a row per prompt, a column per term, the total last."""
-    frame = read_evaluation(folder, step, ("prompt_id", RAW, "total")).to_pandas()
+    frame = read_evaluation(folder, step, ("prompt_id", RAW, NOTE, "total")).to_pandas()
     names = [name for name in frame.columns if name.startswith(RAW)]
     scores = frame[[*names, "total"]].rename(columns=lambda name: name.removeprefix(RAW))
-    if OCR in scores:
-        exact = (scores[OCR] == 1).astype(float).where(scores[OCR].notna())
-        scores.insert(scores.columns.get_loc(OCR) + 1, OCR_EXACT, exact)
+    for name, exact in EXACT.items():
+        if name in scores:
+            notes = frame.get(f"{NOTE}{name}", [None] * len(frame))
+            right = [
+                exact.value_of(score, note if isinstance(note, str) else None)
+                for score, note in zip(scores[name], notes, strict=True)
+            ]
+            scores.insert(scores.columns.get_loc(name) + 1, exact.name, right)
     return scores.groupby(frame["prompt_id"], sort=False).mean()

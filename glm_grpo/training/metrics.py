@@ -10,8 +10,8 @@ from statistics import fmean
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.types import Evaluation, Experience
 from rewards.audit import audit_table
+from rewards.exact import EXACT, Exact
 from rewards.refusals import find_refusals
-from rewards.terms.ocr import OCR, OCR_EXACT
 from rewards.types import RewardTable
 from rewards.weighting import Mode, contributions, placed_share
 
@@ -134,15 +134,16 @@ def _utilisation(
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Mean total, and mean of every term over the held-out images that it scored.
 
-    With an OCR term, also `eval/ocr_exact`; see `OCR_EXACT`. For a term that refused images, also
-    `eval/<name>/refused_fraction`.
+    For terms in `EXACT`, also the share of right images, such as `eval/ocr_exact`. For a term that
+    refused images, also `eval/<name>/refused_fraction`.
     """
     table = evaluation.scores
     metrics = {"eval/total": evaluation.totals.nanmean().item()}
     for name in table.names:
         metrics[f"eval/{name}"] = _mean(_scores(table, name))
-    if OCR in table.names:
-        metrics[f"eval/{OCR_EXACT}"] = _mean([float(score == 1) for score in _scores(table, OCR)])
+    for name, exact in EXACT.items():
+        if name in table.names:
+            metrics[f"eval/{exact.name}"] = _mean(_right_images(table, name, exact))
     for refused in find_refusals(evaluation.prompts, table):
         if refused.count > 0:
             metrics[f"eval/{refused.term}/refused_fraction"] = refused.fraction
@@ -199,6 +200,19 @@ def _scores(table: RewardTable, name: str) -> list[float]:
     scores = table.raw[table.is_applicable[:, index], :, index]
     scored: list[float] = scores[~scores.isnan()].tolist()
     return scored
+
+
+def _right_images(table: RewardTable, name: str, exact: Exact) -> list[float]:
+    """1 for right images, 0 for wrong ones, of those for which it is known."""
+    index = table.names.index(name)
+    scores = table.raw[:, :, index].masked_fill(~table.is_applicable[:, index, None], math.nan)
+    notes = table.notes.get(name, ((),) * len(scores))
+    values = [
+        exact.value_of(score, note)
+        for group, found in zip(scores.tolist(), notes, strict=True)
+        for score, note in zip(group, found or (None,) * len(group), strict=True)
+    ]
+    return [value for value in values if not math.isnan(value)]
 
 
 def _mean(values: Sequence[float]) -> float:

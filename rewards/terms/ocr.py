@@ -22,9 +22,8 @@ from rewards.terms.reading_orders import TextBox
 from rewards.terms.text_matching import BoxMatch, fold_text, match_boxes
 from rewards.types import Prompt, RewardError, Scores
 
-OCR, OCR_EXACT = "ocr", "ocr_exact"
-"""Usual name of the term, and that of the fraction of its images that score 1, which evaluations
-report beside it: texts read without a mistake."""
+OCR = "ocr"
+"""Usual name of the term."""
 
 
 class OcrConfig(TermConfig):

@@ -83,6 +83,10 @@ def test_config_takes_two_terms_of_one_kind_under_names_of_their_own() -> None:
         ("a", {"kind": None}, "a.kind", "must be one of", "set reward.terms.a.kind=custom"),
         ("my-term", {"kind": "ssim"}, "my-term", "lowercase letters, digits and _", "rename it"),
         ("x" * 41, {"kind": "ssim"}, "x" * 41, "at most 40", "rename it"),
+        *(
+            (name, {"kind": "ssim"}, name, "name of another metric", f"{name}_term")
+            for name in ("ocr_exact", "composition_exact")
+        ),
         ("ocr", {"engine": "tesseract"}, "ocr.engine", "one of easyocr, rapidocr", "=rapidocr"),
         ("ocr", {}, "ocr.engine", "one of easyocr, rapidocr", "set engine=rapidocr"),
         (

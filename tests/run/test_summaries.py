@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +102,18 @@ def test_summarise_reads_the_first_and_the_last_stored_evaluation(tmp_path):
     assert figures(rows) == {name: pytest.approx(values) for name, values in EXPECTED.items()}
     # Two prompts are too few for an interval.
     assert all(math.isnan(row.low) and math.isnan(row.high) for row in rows)
+
+
+def test_summarise_counts_images_with_nothing_wrong(tmp_path):
+    folder = RunFolder(tmp_path)
+    for each, notes in ((BEFORE, ("", "asked dog, found none")), (AFTER, ("", ""))):
+        table = replace(
+            each.rewards, names=("ssim", "composition"), notes={"composition": (notes, ())}
+        )
+        write_evaluation(folder, replace(each, rewards=table), combine="weighted_sum")
+    found = {row.name: (row.before, row.after) for row in summarise(folder)}
+    assert [*found] == ["ssim", "composition", "composition_exact", "total"]
+    assert found["composition_exact"] == (0.5, 1.0)
 
 
 def test_summary_pairs_prompts_of_which_an_image_has_a_score(tmp_path):

@@ -280,6 +280,32 @@ def test_evaluation_metrics_are_those_worked_out_by_hand() -> None:
     assert evaluation_metrics(make_evaluation(make_table())) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        # Two of the three images that were scored have nothing wrong.
+        ({"composition": (("", "asked dog, found none"), ("", ""))}, 2 / 3),
+        # Of the first prompt alone.
+        ({"composition": (("", "asked dog, found none"), ())}, 0.5),
+        # Not the term's own scorer, which says in its notes what is wrong.
+        ({}, math.nan),
+    ],
+)
+def test_evaluation_metrics_count_images_with_nothing_wrong(
+    notes: dict[str, tuple[tuple[str, ...], ...]], expected: float
+) -> None:
+    table = make_table()
+    table.raw[1, 1, 1] = math.nan
+    table = replace(
+        table,
+        names=("lpips", "composition"),
+        is_applicable=torch.ones(2, 2, dtype=torch.bool),
+        notes=notes,
+    )
+    found = evaluation_metrics(make_evaluation(table))["eval/composition_exact"]
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
 def test_evaluation_metrics_without_ocr_has_no_exact_share() -> None:
     table = make_table()
     only_lpips = RewardTable(

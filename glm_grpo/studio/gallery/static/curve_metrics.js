@@ -168,6 +168,9 @@
       ...chart("Texts read without a mistake, as a fraction", [], {
         evaluations: [`${EVALUATION}ocr_exact`],
       }),
+      ...chart("Images that show all that was asked for, as a fraction", [], {
+        evaluations: [`${EVALUATION}composition_exact`],
+      }),
     ];
   }
 
