@@ -18,6 +18,7 @@ from typing_extensions import override
 from rewards.options import LONGEST_WAIT, MayChange, Options
 from rewards.score_map import ScoreBox, ScoreBoxes, ScoreMap, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
+from rewards.user_functions import NamedFunction
 
 Need = Literal["prompt", "text", "target", "source"]
 """Part of a prompt with which a term compares an image."""
@@ -75,8 +76,6 @@ class TermConfig(Options):
     compares_with: ClassVar[tuple[Need, ...]]
     """Parts of a prompt that the term uses; empty for a term that uses only the image."""
 
-    is_users_program: ClassVar[bool] = False
-    """Whether building it runs a user's program, which may load anything."""
     files: ClassVar[tuple[str, ...]] = ()
     """Options that may name a local file; other values are names that a library knows."""
     folders: ClassVar[tuple[str, ...]] = ()
@@ -112,6 +111,10 @@ class TermConfig(Options):
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that this term uses."""
         return self.compares_with
+
+    def users_function(self) -> NamedFunction | None:
+        """Function of the user's that it calls, which may load anything; None: it calls none."""
+        return None
 
     def check(self) -> None:
         """Check files and functions that it names, before a model is loaded.

@@ -34,7 +34,7 @@ def build_scorer(config: RewardConfig, device: torch.device) -> Scorer:
 
 def build_reward(options: TermConfig, device: torch.device) -> Reward:
     """Build one term; files of weights are loaded only as tensors."""
-    if options.is_users_program:
+    if options.users_function() is not None:
         return options.build(device)
     with loads_tensors_alone():
         return options.build(device)

@@ -28,9 +28,7 @@ from rewards.build import build_reward
 from rewards.config import RewardConfig
 from rewards.messages import TOKEN_VARIABLE, ScorerInfo
 from rewards.options import changeable_keys
-from rewards.terms.custom import CustomConfig
 from rewards.types import RewardError
-from rewards.user_functions import find_sources
 
 LOOPBACK = "127.0.0.1"
 """Address that only this machine can reach."""
@@ -87,10 +85,11 @@ def serve(
 
 
 def _digest(term: TermConfig) -> str:
-    """Digest of the options that scores depend on, and of the code of a custom function."""
+    """Digest of the options that scores depend on, and of the code of a user's function."""
     others = {"weight", "std_floor", "prompt_ids", "when", *changeable_keys(term)}
     options = term.model_dump(mode="json", exclude=others, exclude_defaults=True)
-    sources = find_sources(term.function, term.folder) if isinstance(term, CustomConfig) else {}
+    function = term.users_function()
+    sources = {} if function is None else function.sources()
     content = json.dumps(options, sort_keys=True).encode() + b"".join(sources.values())
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 

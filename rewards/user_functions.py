@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,25 @@ _GIVEN: dict[str, Function] = {}
 
 _NOT_IN_FOLDERS = frozenset({"__main__", "glm_grpo", "rewards"})
 """Modules that a folder of the user's cannot have."""
+
+
+@dataclass(frozen=True)
+class NamedFunction:
+    """A function of the user's that a section of a config names.
+
+    Attributes:
+        option: Option with its name; the option `folder` is beside it.
+        name: `file.py:function` or `module:function`.
+        folder: Where it is searched for first.
+    """
+
+    option: str
+    name: str
+    folder: str | None
+
+    def sources(self) -> dict[str, bytes]:
+        """See `find_sources`."""
+        return find_sources(self.name, self.folder)
 
 
 def name_function(function: Function, term: str) -> str:

@@ -27,7 +27,6 @@ from glm_grpo.studio.gallery.before_after import describe_term
 from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet, prompts_by_change
 from rewards.base import TermConfig
 from rewards.exact import EXACT
-from rewards.terms.custom import CustomConfig
 
 _SHEET = "before_after.png"
 _SHEET_COLUMNS = 4
@@ -323,9 +322,9 @@ def _describe_versions(provenance: Provenance) -> str:
 
 
 def _measured(term: TermConfig) -> str:
-    """What a term measures; of a custom one, also the function."""
-    function = f" `{term.function}`" if isinstance(term, CustomConfig) else ""
-    return _text(describe_term(term)) + function
+    """What a term measures; of one that calls a function of the user's, also the function."""
+    function = term.users_function()
+    return _text(describe_term(term)) + (f" `{function.name}`" if function else "")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

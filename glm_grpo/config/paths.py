@@ -10,8 +10,7 @@ from glm_grpo.config.losses import CustomLoss
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import TINY
 from rewards.terms.clip_loading import resolve_path
-from rewards.terms.custom import CustomConfig
-from rewards.user_functions import find_folder
+from rewards.user_functions import NamedFunction, find_folder
 
 
 def local_paths(config: Config) -> dict[str, Path]:
@@ -32,22 +31,23 @@ def local_paths(config: Config) -> dict[str, Path]:
     if config.model.start_from is not None:
         found["model.start_from"] = Path(config.model.start_from)
     for name, term in config.reward.terms.items():
-        files = {option: resolve_path(getattr(term, option)) for option in term.files}
-        folders = {option: Path(getattr(term, option)) for option in term.folders}
+        given = {option: getattr(term, option) for option in (*term.files, *term.folders)}
+        files = {option: resolve_path(given[option]) for option in term.files if given[option]}
+        folders = {option: Path(given[option]) for option in term.folders}
         usable = [each for each in files.items() if each[1].is_file()]
         usable += [each for each in folders.items() if each[1].is_dir()]
         found |= {f"reward.terms.{name}.{option}": path for option, path in usable}
     return {key: path.absolute() for key, path in found.items()}
 
 
-def custom_functions(config: Config) -> dict[str, CustomConfig | CustomLoss]:
-    """The terms, and the loss, that call a function of the user's, by dotted key."""
-    found: dict[str, CustomConfig | CustomLoss] = {
-        f"reward.terms.{name}": term
-        for name, term in config.reward.terms.items()
-        if isinstance(term, CustomConfig)
+def users_functions(config: Config) -> dict[str, NamedFunction]:
+    """Functions of the user's, by the dotted key of the term, or the loss, that calls them."""
+    named = {
+        f"reward.terms.{name}": term.users_function() for name, term in config.reward.terms.items()
     }
-    return found | ({"loss": config.loss} if isinstance(config.loss, CustomLoss) else {})
+    if isinstance(config.loss, CustomLoss):
+        named["loss"] = NamedFunction("function", config.loss.function, config.loss.folder)
+    return {key: function for key, function in named.items() if function is not None}
 
 
 def with_function_folders(config: Config, places: Sequence[str | Path]) -> Config:
@@ -57,10 +57,10 @@ def with_function_folders(config: Config, places: Sequence[str | Path]) -> Confi
         places: Folders to search for a file or module whose folder the config does not state.
     """
     values = config.model_dump(mode="json")
-    for key, options in custom_functions(config).items():
-        given = [] if options.folder is None else [options.folder]
-        found = find_folder(options.function, given or places)
-        set_key(values, f"{key}.folder", str(found) if found else options.folder)
+    for key, function in users_functions(config).items():
+        given = [] if function.folder is None else [function.folder]
+        found = find_folder(function.name, given or places)
+        set_key(values, f"{key}.folder", str(found) if found else function.folder)
     return Config.model_validate(values)
 
 

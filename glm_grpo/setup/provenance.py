@@ -24,7 +24,7 @@ from glm_grpo.config import (
     to_yaml,
     with_absolute_paths,
 )
-from glm_grpo.config.paths import custom_functions
+from glm_grpo.config.paths import users_functions
 from glm_grpo.data.prompts import PromptSource, shared_rows
 from glm_grpo.digests import digest, digest_files
 from glm_grpo.errors import CheckpointError
@@ -42,7 +42,6 @@ from glm_grpo.run.provenance import (
     write_provenance,
 )
 from rewards.options import changeable_keys
-from rewards.user_functions import find_sources
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +115,10 @@ def _digest_files(config: Config, model: str) -> dict[str, str]:
 
 def _digest_code(config: Config) -> dict[str, str]:
     digests = {}
-    for key, options in custom_functions(config).items():
-        sources = find_sources(options.function, options.folder)
-        for place, (module, source) in enumerate(sources.items()):
+    for key, function in users_functions(config).items():
+        for place, (module, source) in enumerate(function.sources().items()):
             # As runs of earlier versions named the only module that they looked at.
-            digests[f"{key}.function" + (f"/{module}" if place else "")] = digest(source)
+            digests[f"{key}.{function.option}" + (f"/{module}" if place else "")] = digest(source)
     return digests
 
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 from rewards.base import Need, Reward, TermConfig, has_needs
 from rewards.options import FunctionName, MayChange, PathText
 from rewards.types import Prompt, RewardError
-from rewards.user_functions import load_function
+from rewards.user_functions import NamedFunction, load_function
 
 ScoringFunction = Callable[[list[Prompt], Tensor], Any]
 """Takes N prompts and images UInt8 [N, 3, H, W]; must return N finite numbers, Float32 [N], or a
@@ -27,7 +27,6 @@ list of them with None for images that it cannot score, or `rewards.Scores` with
 class CustomConfig(TermConfig):
     """A user-defined function."""
 
-    is_users_program = True
     score_map = "by function"
 
     kind: Literal["custom"]
@@ -49,6 +48,10 @@ class CustomConfig(TermConfig):
     def needs(self) -> tuple[Need, ...]:
         """The needs stated in the config."""
         return self.needs_of_prompt
+
+    @override
+    def users_function(self) -> NamedFunction:
+        return NamedFunction("function", self.function, self.folder)
 
     @override
     def check(self) -> None:
