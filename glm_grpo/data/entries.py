@@ -29,6 +29,7 @@ from glm_grpo.data.files import (
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
 from rewards.images import ImageError, ImageSource, fit_pixels, open_rgb
+from rewards.terms.composition_rows import CompositionError, read_composition
 from rewards.texts import find_escaped_break, find_escaped_mark, find_quoted_texts
 
 LARGEST_ASPECT = 4
@@ -268,7 +269,10 @@ def _read_list(row: Row, field: str, value: object) -> object:
 
 
 def _read_metadata(row: Row) -> dict[str, Any]:
-    """Further columns, as JSON values; what JSON has no word for, such as an image, is left out."""
+    """Further columns, as JSON values; what JSON has no word for, such as an image, is left out.
+
+    Those of GenEval are checked, so that the term `composition` can score the images.
+    """
     found = {}
     for name, value in row.fields.items():
         if name in READ_FIELDS or value is None:
@@ -277,6 +281,10 @@ def _read_metadata(row: Row) -> dict[str, Any]:
             value = _read_list(row, name, value)
         with suppress(TypeError, ValueError):
             found[name] = json.loads(json.dumps(value, allow_nan=False))
+    try:
+        read_composition(found)
+    except CompositionError as error:
+        raise DataError(f"{row.origin}: {error}") from error
     return found
 
 

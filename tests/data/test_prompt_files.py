@@ -94,6 +94,29 @@ def test_further_fields_are_metadata_in_every_format(tmp_path: Path) -> None:
     assert of_table[0].metadata == known
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            lines({"prompt": "a car"}, {"prompt": "a red car", "include": [{"class": "car"}]}),
+            r"a\.jsonl, line 2: include\[0\]: count is missing; it must be a whole number",
+        ),
+        (
+            "a.csv",
+            'prompt,exclude\na red car,"[{""class"": ""car"", ""count"": 2}]"\n',
+            r"a\.csv, line 2: include has no condition, .*; name at least one class",
+        ),
+        ("a.csv", "prompt,include\na red car,car\n", r"line 2: include = 'car' must be a list"),
+    ],
+)
+def test_objects_that_no_image_could_show_are_refused(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(written(tmp_path / name, content))
+
+
 def test_another_row_is_another_prompt_to_a_resumed_run(tmp_path: Path) -> None:
     def digest_of(**fields: object) -> str:
         path = written(tmp_path / "a.jsonl", lines({"prompt": "a car", **fields}))
