@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
@@ -20,7 +20,7 @@ from rewards.score_map import ScoreBox, ScoreBoxes, ScoreMap, is_placed_by_mean
 from rewards.types import Prompt, RewardError, Scores
 from rewards.user_functions import NamedFunction
 
-Need = Literal["prompt", "text", "target", "source"]
+Need = Literal["prompt", "text", "target", "source", "objects"]
 """Part of a prompt with which a term compares an image."""
 
 Against = Literal["target", "source"]
@@ -236,14 +236,20 @@ def score_checked(
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
-    """Whether a prompt has all needs of a scorer: a text that is not blank, a target, a source."""
+    """Whether a prompt has all needs of a scorer: a text that is not blank, a target, and so on."""
     has = {
         "prompt": True,
         "text": any(text.strip() for text in prompt.texts),
         "target": prompt.target is not None,
         "source": bool(prompt.sources),
+        "objects": asks_for_objects(prompt.metadata),
     }
     return all(has[need] for need in needs)
+
+
+def asks_for_objects(metadata: Mapping[str, object]) -> bool:
+    """Whether a prompt's row says which objects its images should show, or should not."""
+    return any(metadata.get(key) is not None for key in ("include", "exclude"))
 
 
 def compared_image(prompt: Prompt, against: Against) -> UInt8[Tensor, "3 H W"] | None:

@@ -49,9 +49,9 @@ def check_prompts(
             raise RewardError(
                 f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
                 f"the terms with a weight ({', '.join(term.name for term in weighted)}) "
-                "applies to it. Give it a target image (lpips, ssim) or a text in quotation "
-                "marks (ocr), remove it, or add a term that applies to every prompt "
-                "(clip_score)"
+                "applies to it. Give it a target image (lpips, ssim), a text in quotation "
+                "marks (ocr) or objects in `include` (composition), remove it, or add a term that "
+                "applies to every prompt (clip_score)"
             )
         total += 1
         named = f"{prompt.prompt_id} ({prompt.prompt[:_LONGEST_SHOWN]!r})"

@@ -35,6 +35,9 @@ from rewards.weighting import combine
 ImageOrPath = Image.Image | Path | str
 """An image in memory, or the path of its file."""
 
+_IN_WORDS = {"objects": "objects, Prompt(..., metadata={'include': ...}),"}
+"""Needs of terms that do not explain themselves."""
+
 
 def score_images(
     prompts: Sequence[str | Prompt],
@@ -142,7 +145,7 @@ def _fit_target(target: ImageOrPath, image: Image.Image, number: int) -> UInt8[T
 
 
 def _warn_that_unused(name: str, term: TermConfig) -> None:
-    needs = " and ".join(term.needs()) or "nothing"
+    needs = " and ".join(_IN_WORDS.get(need, need) for need in term.needs()) or "nothing"
     warnings.warn(
         f"{name} applies to none of the images: it needs {needs} in addition to the image, "
         f"and a prompt_id that matches {term.prompt_ids!r}",

@@ -36,7 +36,7 @@ from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prom
 from glm_grpo.models.planning import UNDIVIDED, Planner
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.setup import memory as run_memory
-from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
+from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_asked
 from glm_grpo.setup.rewards import check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.score_map import ScoreBox
@@ -52,6 +52,9 @@ LEAST = (
 
 
 LEFT_OUT = ("lpips=null", "ssim=null")
+OF_OBJECTS = (
+    "+reward.terms.mine={kind: custom, weight: 1, function: 'a:b', needs_of_prompt: [objects]}"
+)
 
 
 @pytest.fixture
@@ -338,6 +341,7 @@ def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_di
         (("reward.terms.lpips.against=source", "ssim=0"), "data.sources is 0"),
         ((*LEFT_OUT, "+reward.terms.ocr.prompt_ids=b*"), "ocr: .*`text`"),
         ((*LEFT_OUT, "+reward.terms.ocr.prompt_ids=x*"), r"ocr: .*`prompt_ids`, 'x\*'"),
+        ((*LEFT_OUT, OF_OBJECTS), "mine: none asks for objects, by the field `include`"),
         (LEFT_OUT, None),
         (("lpips=0", "ssim=0", "+reward.terms.ocr.prompt_ids=a*"), None),
         (("train.resume=auto",), None),
@@ -436,11 +440,22 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     assert said.startswith("in 3 of 6 training prompts ")
     wrong = "00000 's collar with' for 'REX', 00001 nothing for 'HALT', 00005 'record' for 'JAZZ';"
     assert wrong in said
-    listed = list_texts(config, prompts)
+    listed = list_asked(config, prompts)
     assert bool(listed) == (reward == "ocr")
     if listed:
         assert listed[0].startswith("5 of 6 training prompts ")
         assert listed[0].endswith(": 00000 'REX', 00001 'GO' and 'AWAY', 00002 'SIGN', ...")
+
+
+def test_objects_that_prompts_ask_for_are_listed(tmp_path: Path, configs_dir: Path) -> None:
+    dogs = {"prompt": "two dogs", "include": [{"class": "dog", "count": 2}]}
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"prompt": "a field"}, dogs])))
+    data = (f"data.path={path}", "data.eval_path=tiny:heldout")
+    config = compose_config(configs_dir, "tiny", [*LEAST, *data, OF_OBJECTS])
+    listed = [line for line in list_asked(config, prompts_of(config)) if "objects" in line]
+    assert listed[0] == "1 of 2 training prompts asks for objects: 00001 (2 dog)"
+    assert listed[1].endswith(" ask for objects; a prompt asks for objects, by the field `include`")
 
 
 def test_help_loads_no_library_of_models() -> None:

@@ -32,7 +32,7 @@ def check_config(config: Config) -> Iterator[str]:
     prepared = prepare(config)
     config, prompts = prepared.config, prepared.prompts
     found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
-    yield "\n    ".join([found, *prepared.texts, *prepared.hints])
+    yield "\n    ".join([found, *prepared.asked, *prepared.hints])
     if prepared.note:
         yield f"settings: {prepared.note}"
     if config.eval.ema_decay is not None:

@@ -111,7 +111,7 @@ def _train(
             )
             if found:
                 logger.info("self-check passed: %s", found)
-    for line in prepared.texts if processes.is_main else ():
+    for line in prepared.asked if processes.is_main else ():
         logger.info("%s", line)
     for line in rare if processes.is_main else ():
         logger.warning("%s", line)

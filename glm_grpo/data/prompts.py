@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -81,6 +81,10 @@ class PromptSource(Protocol):
         """Texts that each prompt asks for, without loading an image."""
         ...
 
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """Further columns of each row, without loading an image."""
+        ...
+
     def identities(self) -> list[Hashable]:
         """Keys that are equal for prompts that ask for the same, without loading an image."""
         ...
@@ -121,6 +125,10 @@ class PromptSet:
     def texts(self) -> list[tuple[str, ...]]:
         """Texts that each prompt asks for, without loading an image."""
         return [entry.texts for entry in self.entries]
+
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """Further columns of each row, without loading an image."""
+        return [entry.metadata for entry in self.entries]
 
     def identities(self) -> list[Hashable]:
         """Text and sources of each prompt; one source under two paths counts as two."""

@@ -13,8 +13,9 @@ from glm_grpo.models.base import TextRule
 from glm_grpo.models.planning import Planner
 from glm_grpo.output import counted, printable
 from glm_grpo.setup.prompts import Prompts
-from glm_grpo.setup.rewards import ASKING
+from glm_grpo.setup.rewards import ASKING, ASKING_FOR_OBJECTS
 from glm_grpo.tiny.prompts import is_known, known_form
+from rewards.terms.composition_rows import read_composition
 from rewards.texts import find_quoted_texts
 
 _MOST_NAMED = 3
@@ -116,18 +117,27 @@ def _hint_at_quoting(rule: TextRule, of: str, prompt_set: PromptSource) -> list[
     ]
 
 
-def list_texts(config: Config, prompts: Prompts) -> list[str]:
-    """Lines on the texts that the reward asks for; empty if no term reads them."""
-    if not any("text" in term.needs() for term in config.reward.terms.values()):
-        return []
+def list_asked(config: Config, prompts: Prompts) -> list[str]:
+    """Lines on the texts and objects that the reward asks for; none on what no term looks for."""
+    needs = {need for term in config.reward.terms.values() for need in term.needs()}
     lines = []
     for of, prompt_set in prompts.named():
-        asked = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
-        named = f": {_name_some(prompt_set, asked)}" if asked else f"; a prompt {ASKING}"
-        ask = "asks" if len(asked) == 1 else "ask"
-        all_prompts = counted(len(prompt_set), f"{of} prompt")
-        lines.append(f"{len(asked)} of {all_prompts} {ask} for a text{named}")
+        if "text" in needs:
+            texts = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
+            lines.append(_list_those(texts, "a text", ASKING, of, prompt_set))
+        if "objects" in needs:
+            read = map(read_composition, prompt_set.metadata())
+            objects = {row: f"({each.describe()})" for row, each in enumerate(read) if each}
+            lines.append(_list_those(objects, "objects", ASKING_FOR_OBJECTS, of, prompt_set))
     return lines
+
+
+def _list_those(
+    asked: Mapping[int, str], what: str, asking: str, of: str, prompt_set: PromptSource
+) -> str:
+    named = f": {_name_some(prompt_set, asked)}" if asked else f"; a prompt {asking}"
+    ask = "asks" if len(asked) == 1 else "ask"
+    return f"{len(asked)} of {counted(len(prompt_set), f'{of} prompt')} {ask} for {what}{named}"
 
 
 def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:

@@ -19,7 +19,7 @@ from glm_grpo.run.checkpoints import Checkpoint, load_checkpoint
 from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.run.resume import ResumedRun
 from glm_grpo.run.trackers import check_trackers
-from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_texts
+from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_asked
 from glm_grpo.setup.loading import load_models
 from glm_grpo.setup.memory import check_fit
 from glm_grpo.setup.prompts import Prompts, read_prompts
@@ -50,7 +50,7 @@ class PreparedRun:
         checkpoint: Checkpoint that a resumed run continues from; None: the run begins.
         memory: Description of the memory needed and available.
         hints: Hints on settings and prompts that are probably not as intended.
-        texts: Lines on the texts that the prompts ask for.
+        asked: Lines on the texts and objects that the prompts ask for.
     """
 
     given: Config
@@ -65,7 +65,7 @@ class PreparedRun:
     checkpoint: Checkpoint | None
     memory: str
     hints: list[str]
-    texts: list[str]
+    asked: list[str]
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +149,7 @@ def prepare(
             *hint_at_prompts(config, prompts, model.family.TEXT_RULE),
             *hint_at_length(prompts, planner),
         ],
-        texts=list_texts(config, prompts),
+        asked=list_asked(config, prompts),
     )
 
 

@@ -9,6 +9,7 @@ from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import ConfigError
 from glm_grpo.setup.prompts import Prompts
+from rewards.base import asks_for_objects
 from rewards.coverage import check_prompts
 from rewards.problems import Problem, describe_problems
 from rewards.score import Scorer
@@ -16,6 +17,8 @@ from rewards.types import Prompt
 
 ASKING = "asks for a text in quotation marks, or by the field `text`"
 """What a prompt does to which a term of texts applies."""
+ASKING_FOR_OBJECTS = "asks for objects, by the field `include`"
+"""What a prompt does to which a term of objects applies."""
 
 
 def check_used(config: Config, prompts: Prompts) -> None:
@@ -26,7 +29,7 @@ def check_used(config: Config, prompts: Prompts) -> None:
     reward, training = config.reward, prompts.training
     if config.train.method == "sft" or config.train.resume is not None:
         return
-    ids, texts = training.ids(), training.texts()
+    ids, texts, metadata = training.ids(), training.texts(), training.metadata()
     lacks_target, lacks_source = not training.has_targets(), config.data.sources == 0
     unused: dict[str, list[str]] = {}
     weights = {name: abs(weight) for name, weight in reward.weights().items() if weight != 0}
@@ -38,6 +41,10 @@ def check_used(config: Config, prompts: Prompts) -> None:
             ("target" in needs and lacks_target, "has a target image, by the field `target`"),
             ("source" in needs and lacks_source, "has a source image, because data.sources is 0"),
             ("text" in needs and not any(texts[row] for row in rows), ASKING),
+            (
+                "objects" in needs and not any(asks_for_objects(metadata[row]) for row in rows),
+                ASKING_FOR_OBJECTS,
+            ),
         ):
             if is_lacking:
                 unused.setdefault(lack, []).append(name)

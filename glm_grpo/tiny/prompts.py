@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,10 @@ class WorldPrompts:
     def texts(self) -> list[tuple[str, ...]]:
         """Word on every sign."""
         return [(sign.word,) for sign in self.signs]
+
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """Nothing."""
+        return [{}] * len(self)
 
     def identities(self) -> list[Hashable]:
         """Caption of every prompt, with the sign that it changes."""

@@ -70,6 +70,16 @@ class Composition:
         """Classes that a detector must know, each once."""
         return tuple(dict.fromkeys(each.label for each in (*self.include, *self.exclude)))
 
+    def describe(self) -> str:
+        """What is asked for, such as `2 red car and dog left of car`; without `exclude`."""
+        asked = []
+        for each in self.include:
+            words = [str(each.count) if each.count > 1 else "", each.colour or "", each.label]
+            if each.relation is not None and each.other is not None:
+                words += [each.relation, self.include[each.other].label]
+            asked.append(" ".join(filter(None, words)))
+        return " and ".join(asked)
+
 
 def read_composition(metadata: Mapping[str, object]) -> Composition | None:
     """Read a row's `include`, `exclude` and `tag`; its other keys are left alone.
@@ -107,7 +117,7 @@ def _read_conditions(name: str, rows: object, keys: Sequence[str]) -> tuple[Cond
     if not isinstance(rows, list | tuple):
         raise CompositionError(
             f"{name} = {rows!r:.100} must be a list of conditions, such as "
-            '[{"class": "dog", "count": 1}]; a .csv file cannot hold one, a .jsonl file can'
+            '[{"class": "dog", "count": 1}]'
         )
     return tuple(_read_condition(f"{name}[{i}]", row, keys) for i, row in enumerate(rows))
 

@@ -41,8 +41,8 @@ class CustomConfig(TermConfig):
     """Folder of the file or module. null: the folder of the config if it is there, otherwise the
     working folder; a run stores what it found."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """Parts of a prompt that the function uses: some of prompt, text, target, source. It is not
-    called for prompts without them."""
+    """Parts of a prompt that the function uses: some of prompt, text, target, source, objects
+    (`include` in its metadata). It is not called for prompts without them."""
 
     @override
     def needs(self) -> tuple[Need, ...]:

@@ -36,8 +36,9 @@ class RemoteConfig(TermConfig):
     token_variable: MayChange[Variable | None] = TOKEN_VARIABLE
     """Environment variable with the scorer's token; null, or an unset variable: send none."""
     needs_of_prompt: Annotated[tuple[Need, ...], Field(strict=False)] = ("prompt",)
-    """Parts of a prompt that the scorer uses: some of prompt, text, target, source; must equal what
-    the scorer states. It is not asked about prompts without them."""
+    """Parts of a prompt that the scorer uses: some of prompt, text, target, source, objects
+    (`include` in its metadata); must equal what the scorer states. It is not asked about prompts
+    without them."""
     retries: MayChange[int] = Field(default=3, ge=0, le=1000)
     """Further attempts after a broken connection or a response with status 429, 502, 503 or 504."""
 

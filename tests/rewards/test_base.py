@@ -21,10 +21,13 @@ TARGET = torch.zeros(3, 2, 2, dtype=torch.uint8)
         (Prompt("a", "a", texts=("", " ")), {"prompt"}),
         (Prompt("a", "a", texts=("", "A")), {"prompt", "text"}),
         (Prompt("a", "a", target=TARGET), {"prompt", "target"}),
+        (Prompt("a", "a", metadata={"include": []}), {"prompt", "objects"}),
+        (Prompt("a", "a", metadata={"exclude": []}), {"prompt", "objects"}),
+        (Prompt("a", "a", metadata={"include": None, "tag": "counting"}), {"prompt"}),
     ],
 )
 def test_has_needs_asks_for_every_need(prompt: Prompt, expected: set[Need]) -> None:
-    met = {need for need in ("prompt", "text", "target") if has_needs(prompt, (need,))}
+    met = {need for need in ("prompt", "text", "target", "objects") if has_needs(prompt, (need,))}
     assert met == expected
     assert has_needs(prompt, ())
     assert not has_needs(prompt, ("prompt", "text", "target"))

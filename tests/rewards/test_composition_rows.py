@@ -32,6 +32,20 @@ def test_rows_become_conditions() -> None:
     assert found.classes == ("dog", "car", "tree")
 
 
+def test_conditions_are_described_in_words() -> None:
+    found = read_composition(
+        {
+            "include": [
+                DOG,
+                {"class": "car", "count": 2, "color": "red", "position": ["above", 0]},
+            ],
+            "exclude": [CAT],
+        }
+    )
+    assert found is not None
+    assert found.describe() == "dog and 2 red car above dog"
+
+
 def test_position_may_name_a_later_condition() -> None:
     found = read_composition({"include": [DOG | {"position": ["above", 1]}, CAT]})
     assert found == Composition((Condition("dog", 1, None, "above", 1), Condition("cat", 1)))
@@ -60,7 +74,7 @@ def include(**changes: object) -> dict[str, object]:
     [
         ({"include": []}, "include has no condition.*name at least one"),
         ({"exclude": [DOG]}, "include has no condition"),
-        ({"include": "[...]"}, "include = '.*' must be a list.*a .jsonl file can"),
+        ({"include": "[...]"}, "include = '.*' must be a list of conditions, such as"),
         ({"include": DOG}, "include = {.*} must be a list"),
         ({"include": ["dog"]}, r"include\[0\] = 'dog' must be a condition"),
         ({"include": [DOG], "tag": 3}, "tag = 3 must be a text"),

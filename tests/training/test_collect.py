@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -318,6 +318,9 @@ class Listed(list[Prompt]):
 
     def texts(self) -> list[tuple[str, ...]]:
         return [prompt.texts for prompt in self]
+
+    def metadata(self) -> list[Mapping[str, Any]]:
+        return [prompt.metadata for prompt in self]
 
     def identities(self) -> list[Hashable]:
         return [*self.captions()]

@@ -32,6 +32,9 @@ class Captions:
     def texts(self):
         return [()] * self.count
 
+    def metadata(self):
+        return [{}] * self.count
+
     def digests(self):
         return {}
 
