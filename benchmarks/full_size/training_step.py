@@ -262,7 +262,7 @@ def _prepared(bench: Bench, config: Config, prompts: Prompts) -> PreparedRun:
         checkpoint=None,
         memory="",
         hints=[],
-        texts=[],
+        asked=[],
     )
 
 
