@@ -116,6 +116,10 @@ class TermConfig(Options):
         """Function of the user's that it calls, which may load anything; None: it calls none."""
         return None
 
+    def has_score_map(self) -> bool:
+        """Whether it may say which part of its score each place earned."""
+        return self.score_map != "never"
+
     def check(self) -> None:
         """Check files and functions that it names, before a model is loaded.
 

@@ -32,6 +32,7 @@ REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {
     "clip_image": {},
     "pick_score": {},
     "hps": {},
+    "composition": {},
     "vlm_judge": {"url": "http://127.0.0.1:8000/v1", "model": "judge"},
     "remote": {"url": "http://127.0.0.1:8700"},
     "custom": {"function": "mine.scores:brightness"},

@@ -142,6 +142,8 @@ def test_check_says_that_boxes_need_a_layout_that_the_prompt_fixes() -> None:
     assert hint_at_boxes(replace(table, score_boxes={"ocr": ((),), "watched": boxes})) == []
     letters = (((ScoreBox(0.5, 0.0, 0.0, 8.0, 8.0, "A", kind="a:0"),), ()),)
     assert hint_at_boxes(replace(table, score_boxes={"ocr": letters})) == []
+    shown = (((ScoreBox(0.0, 0.0, 0.0, 8.0, 8.0, "what earned nothing"),), ()),)
+    assert hint_at_boxes(replace(table, score_boxes={"ocr": shown})) == []
 
 
 def test_check_hints_at_credit_by_place_that_has_no_effect(configs_dir: Path) -> None:

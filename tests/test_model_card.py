@@ -110,6 +110,16 @@ def test_page_warns_of_scores_that_changed_their_meaning(describe) -> None:
     assert "`reward.terms.ocr.function`" in described.results
 
 
+def test_page_names_the_detector_by_which_objects_were_found(describe) -> None:
+    described = describe("+reward.terms.composition={weight: 0.1, detector: owner/detector}")
+    assert re.search(r"\| composition \| 0.1 \| .*a detector. `owner/detector`", described.results)
+    (function,) = re.findall(
+        r"`.*:detect`",
+        describe("+reward.terms.composition={weight: 0.1, detector: 'find.py:detect'}").results,
+    )
+    assert function == "`find.py:detect`"
+
+
 def test_page_of_supervised_fine_tuning_has_no_samples(describe) -> None:
     described = describe("train.method=sft", rows=({"time/step": 2.0},) * 2)
     prompts = tiny_config().rollout.prompts_per_step

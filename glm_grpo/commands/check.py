@@ -89,7 +89,7 @@ def hint_at_boxes(table: RewardTable) -> list[str]:
         for name, weight in zip(table.names, table.weights.tolist(), strict=True)
         if weight
         and any(
-            not box.kind
+            not box.kind and box.value
             for group in table.score_boxes.get(name, ())
             for boxes in group
             for box in boxes

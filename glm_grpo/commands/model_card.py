@@ -27,6 +27,7 @@ from glm_grpo.studio.gallery.before_after import describe_term
 from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet, prompts_by_change
 from rewards.base import TermConfig
 from rewards.exact import EXACT
+from rewards.terms.composition import CompositionConfig
 
 _SHEET = "before_after.png"
 _SHEET_COLUMNS = 4
@@ -322,9 +323,13 @@ def _describe_versions(provenance: Provenance) -> str:
 
 
 def _measured(term: TermConfig) -> str:
-    """What a term measures; of one that calls a function of the user's, also the function."""
+    """What a term measures, with its detector, or the function of the user's that it calls."""
     function = term.users_function()
-    return _text(describe_term(term)) + (f" `{function.name}`" if function else "")
+    if isinstance(term, CompositionConfig):
+        named = f" {_public(term.detector)}"
+    else:
+        named = f" `{function.name}`" if function else ""
+    return _text(describe_term(term)) + named
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -88,7 +88,7 @@ def has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
         return False
     prompts = [prompt for batch in batches for prompt in batch.prompts]
     if not any(
-        term.score_map != "never"
+        term.has_score_map()
         and term.weight != 0
         and any(has_needs(prompt, term.needs()) for prompt in prompts)
         for term in config.reward.terms.values()

@@ -29,7 +29,7 @@ _FAR = 4
 def hint_at_credit(config: Config) -> list[str]:
     """Hints on credit by place that has no effect."""
     is_placed = any(
-        term.score_map != "never" and term.weight != 0 for term in config.reward.terms.values()
+        term.has_score_map() and term.weight != 0 for term in config.reward.terms.values()
     )
     if config.advantage.credit == "image" or is_placed:
         return []

@@ -1,7 +1,8 @@
 """Kinds of reward terms, one file each: options, construction, memory and scoring.
 
-Beside them are what CLIP terms share (`clip_loading`) and what `ocr` is made of: two engines, the
-orders in which a page is read, texts compared with words, and the score of each letter.
+Beside them are what CLIP terms share (`clip_loading`), what `ocr` is made of (two engines, the
+orders in which a page is read, texts compared with words, and the score of each letter), and what
+`composition` is made of: rows, rule, dense score, detectors, and the colours of objects.
 
 A term's `kind` selects the class that scores. It defaults to the term's name if that is the name of
 a kind, and must be set for any other name, so that a kind can be used several times.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from rewards.base import TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.clip import ClipImageConfig, ClipScoreConfig
+from rewards.terms.composition import CompositionConfig
 from rewards.terms.custom import CustomConfig
 from rewards.terms.hps import HpsConfig
 from rewards.terms.lpips import LpipsConfig
@@ -33,6 +35,7 @@ KINDS: dict[str, type[TermConfig]] = {
     "clip_image": ClipImageConfig,
     "pick_score": PickScoreConfig,
     "hps": HpsConfig,
+    "composition": CompositionConfig,
     "vlm_judge": VlmJudgeConfig,
     "remote": RemoteConfig,
     "custom": CustomConfig,

@@ -196,7 +196,8 @@ def test_the_folder_of_a_function_is_found_and_stored(
     (tmp_path / "my-run/config.yaml").write_text(
         "defaults: [tiny, {override loss: custom}, _self_]\n"
         f"loss: {{function: '{loss}'}}\n"
-        f"reward: {{terms: {{mine: {{kind: custom, weight: 1.0, function: '{score}'}}}}}}\n"
+        f"reward: {{terms: {{mine: {{kind: custom, weight: 1.0, function: '{score}'}},\n"
+        "                 composition: {weight: 1.0, detector: 'rewards.py:detect'}}}\n"
     )
     (tmp_path / place / "mine").mkdir()
     for name in ("my_rewards.py", "rewards.py", "mine/losses.py"):
@@ -210,6 +211,7 @@ def test_the_folder_of_a_function_is_found_and_stored(
     for each in (config, from_yaml(to_yaml(config))):
         values = flatten(each.model_dump())
         assert values["reward.terms.mine.folder"] == str((tmp_path / place).resolve())
+        assert values["reward.terms.composition.folder"] == str((tmp_path / place).resolve())
         assert values["loss.folder"] == str((tmp_path / place).resolve())
 
 

@@ -46,6 +46,10 @@ reward:
     clip_image: {against: source, clip_model: ViT-B-32, clip_weights: clip.pt}
     pick_score: {model: pick, processor: clip}
     hps: {clip_model: ViT-L-14, checkpoint: hps.pt}
+    composition: {detector: 'find.py:detect', folder: /mine, score: verdict, threshold: 0.15,
+                  counting_threshold: 0.5, position_margin: 0.0, max_objects: 1,
+                  clip_model: ViT-B-32, clip_weights: null, images_at_once: 1,
+                  test_image: dog.png, test_class: dog}
     vlm_judge: {url: 'https://judge.example/v1', model: another, lowest: 1, highest: 5,
                 question: 'Is this {prompt}? From {lowest} to {highest}.',
                 api_key_variable: JUDGE_KEY, request_timeout_seconds: 5.0, retries: 0,
@@ -87,6 +91,7 @@ MAY_CHANGE = (
     *("reward.on_hacking", "reward.terms.ssim.timeout_seconds", "reward.terms.ocr.threads"),
     *("reward.terms.vlm_judge.url", "reward.terms.vlm_judge.api_key_variable"),
     *("reward.terms.vlm_judge.request", "reward.terms.vlm_judge.retries"),
+    *(f"reward.terms.composition.{name}" for name in ("folder", "images_at_once", "test_")),
     *("reward.terms.remote.url", "reward.terms.remote.token_variable"),
     *("reward.terms.remote.retries", "reward.terms.custom.folder", "loss.folder"),
     *("train.micro_batch_size", "train.skip_zero_std", "train.checkpoint_every"),
@@ -102,6 +107,15 @@ CISPO = {"loss": {"kind": "cispo", **KL}}
 SAPO = {"loss": {"kind": "sapo", **KL}}
 EASYOCR = {"reward.terms.ocr": {"kind": "ocr", "engine": "easyocr", "weight": 0.3}}
 
+WITH_TEST = {
+    "reward.terms.composition": {
+        "kind": "composition",
+        "weight": 0.1,
+        "test_image": "cat.png",
+        "test_class": "cat",
+    }
+}
+
 BESIDE: dict[str, dict[str, object]] = {
     "model.adapter.rank": {"model.adapter": ADAPTER},
     "model.adapter.alpha": {"model.adapter": ADAPTER},
@@ -110,6 +124,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "reward.terms.ssim.when": {"reward.terms.ssim.weight": 0.0},
     "reward.terms.ocr.engine": EASYOCR,
     "reward.terms.ocr.languages": EASYOCR,
+    "reward.terms.composition.test_image": WITH_TEST,
+    "reward.terms.composition.test_class": WITH_TEST,
     "loss.kl_placement": {"loss.kl_estimator": None},
     "loss.kind": SAPO,
     "loss.max_ratio": CISPO,
@@ -126,7 +142,7 @@ BESIDE: dict[str, dict[str, object]] = {
 def beside(key: str, values: dict[str, Any]) -> dict[str, object]:
     term = key.rpartition(".")[0]
     kind = term.rpartition(".")[2]
-    if kind in KINDS and kind not in values["reward"]["terms"]:
+    if key not in BESIDE and kind in KINDS and kind not in values["reward"]["terms"]:
         return {term: {"kind": kind, "weight": 0.1, **REQUIRED_OPTIONS[kind]}}
     return BESIDE.get(key, {})
 

@@ -139,5 +139,5 @@ def test_means_in_place_of_sums_are_found(parts, values, expected: bool) -> None
 def test_which_kinds_have_parts() -> None:
     found = {kind: config.score_map for kind, config in KINDS.items()}
     with_map = {kind: parts for kind, parts in found.items() if parts != "never"}
-    always = dict.fromkeys(("lpips", "ssim", "psnr", "ocr"), "always")
+    always = dict.fromkeys(("lpips", "ssim", "psnr", "ocr", "composition"), "always")
     assert with_map == {**always, "custom": "by function"}

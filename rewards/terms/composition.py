@@ -1,0 +1,403 @@
+"""Score how far an image shows the objects, numbers, colours and positions that a prompt wants."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import UInt8
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from typing_extensions import override
+
+from rewards.base import Reward, TermConfig, has_needs
+from rewards.detection import Detection
+from rewards.images import ImageError, open_rgb, to_pixels
+from rewards.options import MayChange, PathText, problem_at
+from rewards.terms.clip_loading import ClipOptions
+from rewards.terms.composition_rows import Composition, CompositionError, read_composition
+from rewards.terms.composition_rule import PUBLISHED, Limits, colours_needed, judge
+from rewards.terms.composition_score import score_densely
+from rewards.terms.detectors.base import Detector
+from rewards.terms.detectors.base import Limits as DetectorLimits
+from rewards.terms.detectors.loading import (
+    check_detector,
+    detector_classes,
+    detector_memory_bytes,
+    is_function,
+    load_detector,
+)
+from rewards.terms.object_colours import (
+    ObjectColours,
+    check_object_colours,
+    object_colours_bytes,
+)
+from rewards.types import Prompt, RewardError, Scores
+from rewards.unpickling import loads_tensors_alone
+from rewards.user_functions import NamedFunction
+
+_WATCHED = 32
+"""Images after which a detector that has found nothing is named."""
+_MOST_NAMED = 3
+"""Classes that an error names."""
+
+_logger = logging.getLogger(__name__)
+
+
+class CompositionConfig(TermConfig):
+    """Objects, numbers, colours and positions that the prompt asks for, found by a detector."""
+
+    compares_with = ("objects",)
+    files = ("clip_model", "clip_weights", "test_image")
+    folders = ("detector",)
+    score_map = "always"
+
+    kind: Literal["composition"]
+    """Class that scores."""
+    detector: PathText = "facebook/mask2former-swin-small-coco-instance"
+    """A hub id, downloaded once, or a folder, of Mask2Former (masks), RT-DETR, RT-DETRv2 or D-FINE
+    (boxes), OWLv2 or GroundingDINO (boxes, any class); or a function of yours, `file.py:detect`. It
+    gets images UInt8 [N, 3, H, W] and class names, and returns a list of `rewards.Detection` for
+    each image."""
+    folder: MayChange[PathText | None] = None
+    """Folder of the function's file or module. null: the folder of the config if it is there,
+    otherwise the working folder; a run stores what it found."""
+    score: Literal["dense", "verdict"] = "dense"
+    """`dense`: 0..1, rises with each object that gets better; `verdict`: 1 if the image is right by
+    the rule of GenEval, otherwise 0."""
+    threshold: float = Field(default=PUBLISHED.threshold, gt=0.0, lt=1.0)
+    """An object is found if the detector's score is above this."""
+    counting_threshold: float = Field(default=PUBLISHED.counting_threshold, gt=0.0, lt=1.0)
+    """The same for prompts with the tag `counting`."""
+    position_margin: float = Field(default=PUBLISHED.position_margin, ge=0.0)
+    """Fraction of the sizes of two objects by which their centres must be apart, before one is left
+    of, right of, above or below the other."""
+    max_objects: int = Field(default=PUBLISHED.max_objects, ge=1, le=1000)
+    """Most objects of a class that count in an image, the best ones."""
+    clip_model: PathText = "ViT-L-14-quickgelu"
+    """An open_clip architecture, or the path of a model config in open_clip's JSON format; it
+    judges the colours of objects."""
+    clip_weights: PathText | None = "openai"
+    """A pretrained tag of open_clip, downloaded once, or a .safetensors, .pt or .bin file. null: no
+    CLIP; only a function as detector can then give colours."""
+    images_at_once: MayChange[int] = Field(default=8, ge=1, le=10_000)
+    """Images that go through the detector together; fewer need less memory."""
+    test_image: MayChange[PathText | None] = None
+    """Image in which the detector must find a `test_class` when the run starts. null: no test."""
+    test_class: MayChange[str | None] = Field(default=None, min_length=1)
+    """Class of an object in `test_image`."""
+
+    @model_validator(mode="after")
+    def _test_is_whole(self) -> CompositionConfig:
+        for option, other in (("test_class", "test_image"), ("test_image", "test_class")):
+            if getattr(self, option) is None and getattr(self, other) is not None:
+                rule = f"is missing, although {other} is {getattr(self, other)!r}"
+                raise problem_at((option,), None, rule, f"set it, too, or leave {other} out")
+        return self
+
+    def limits(self) -> Limits:
+        """Limits of the rule."""
+        return Limits(
+            threshold=self.threshold,
+            counting_threshold=self.counting_threshold,
+            max_objects=self.max_objects,
+            position_margin=self.position_margin,
+        )
+
+    @override
+    def has_score_map(self) -> bool:
+        """Whether it is dense: a verdict belongs to the whole image."""
+        return self.score == "dense"
+
+    @override
+    def users_function(self) -> NamedFunction | None:
+        if not is_function(self.detector):
+            return None
+        return NamedFunction("detector", self.detector, self.folder)
+
+    @override
+    def check(self) -> None:
+        check_detector(self.detector, key="composition.detector", folder=self.folder)
+        if (clip := self._clip()) is not None:
+            check_object_colours(clip, kind=self.kind)
+        if self.test_image is not None and self.test_class is not None:
+            _read_image(self.test_image)
+            known = detector_classes(self.detector, key="composition.detector")
+            if known is not None and self.test_class not in known:
+                raise RewardError(
+                    f"composition.test_class {self.test_class!r}: "
+                    f"{_describe_known(self.test_class, self.detector, known)}"
+                )
+
+    @override
+    def build(self, device: torch.device) -> Reward:
+        return CompositionReward(self, device)
+
+    def build_detector(self, device: torch.device) -> Detector:
+        """Load the detector, and test it if there is a test image.
+
+        Raises:
+            RewardError: It cannot be loaded, or does not find what the test image shows.
+        """
+        detector = load_detector(
+            self.detector,
+            device,
+            key="composition.detector",
+            limits=DetectorLimits(max_per_class=self.max_objects),
+            folder=self.folder,
+        )
+        if self.test_image is not None and self.test_class is not None:
+            (found,) = detector.detect(_read_image(self.test_image)[None], (self.test_class,))
+            best = max((each.score for each in found), default=0.0)
+            if best <= self.threshold:
+                raise RewardError(
+                    f"composition.test_image {self.test_image}: composition.detector "
+                    f"{self.detector!r} finds no {self.test_class} there (best score {best:.2f}); "
+                    f"one must have a score above composition.threshold = {self.threshold:g}. If "
+                    "the image shows one, the detector does not work on this machine or for such "
+                    "images: try device cpu or another detector; zero-shot detectors need a lower "
+                    "threshold"
+                )
+        return detector
+
+    def build_colours(self, device: torch.device) -> ObjectColours | None:
+        """Load CLIP; None without it."""
+        clip = self._clip()
+        if clip is None:
+            return None
+        with loads_tensors_alone():
+            return ObjectColours(clip, device, kind=self.kind)
+
+    @override
+    def memory_bytes(self) -> int:
+        """Size of the detector, once it is downloaded, and of CLIP."""
+        clip = self._clip()
+        of_clip = 0 if clip is None else object_colours_bytes(clip)
+        return detector_memory_bytes(self.detector) + of_clip
+
+    def _clip(self) -> ClipOptions | None:
+        if self.clip_weights is None:
+            return None
+        return ClipOptions(clip_model=self.clip_model, clip_weights=self.clip_weights)
+
+
+class CompositionReward:
+    """How far an image shows the objects that its prompt asks for, 0..1, higher is better.
+
+    `dense`: see `score_densely`; `verdict`: 1 or 0, see `judge`. The notes are what is wrong by the
+    verdict, and empty if nothing is.
+
+    Mask2Former, Swin-S, trained on COCO's instances by Meta: 69 million parameters, 0.3 GB of
+    memory in float32 besides the activations; CLIP ViT-L/14 1.7 GB, MIT.
+    Source: Ghosh et al., GenEval, NeurIPS 2023, https://github.com/djghosh13/geneval, whose
+    detector is of the same architecture and classes, trained by mmdetection: figures are close to
+    published ones, not equal.
+
+    Raises:
+        RewardError: Detector or CLIP cannot be loaded, or the detector does not find what the test
+            image shows.
+    """
+
+    def __init__(self, config: CompositionConfig, device: torch.device) -> None:
+        # First, because a mistake in it or the user's function shows before CLIP is loaded.
+        self._detector = config.build_detector(device)
+        self._colours = config.build_colours(device)
+        self._config = config
+        self._limits = config.limits()
+        self._known = self._detector.classes()
+        self._watch: _Watch | None = _Watch(config)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt's metadata ask for objects.
+
+        Raises:
+            RewardError: They do, but not in the form of GenEval, or no image could be right: the
+                detector does not know a class, finds fewer objects, or nothing judges colours.
+        """
+        if not has_needs(prompt, ("objects",)):
+            return False
+        try:
+            composition = _read(prompt)
+        except CompositionError as error:
+            raise RewardError(f"prompt {prompt.prompt_id}: {error}") from error
+        problem = self._problem(composition)
+        if problem is not None:
+            raise RewardError(f"prompt {prompt.prompt_id} {problem}")
+        return True
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
+        """Score N images by what the detector finds in them."""
+        return replace(self.score_with_map(prompts, pixels), score_map=None)
+
+    @torch.no_grad()
+    def score_with_map(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
+        """Like `score`; a dense score has boxes of objects, see `score_densely`."""
+        compositions = [_read(prompt) for prompt in prompts]
+        found = self._find(prompts, compositions, pixels)
+        verdicts = [
+            judge(composition, each, self._limits)
+            for composition, each in zip(compositions, found, strict=True)
+        ]
+        notes = tuple("; ".join(verdict.reasons) for verdict in verdicts)
+        if self._config.score == "verdict":
+            return Scores(torch.tensor([float(verdict.is_right) for verdict in verdicts]), notes)
+        scores = [
+            score_densely(composition, each, self._limits)
+            for composition, each in zip(compositions, found, strict=True)
+        ]
+        values = torch.tensor([score.value for score in scores])
+        return Scores(values, notes, tuple(score.boxes for score in scores))
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The detector's networks, and CLIP."""
+        colours = () if self._colours is None else self._colours.modules()
+        return (*self._detector.modules(), *colours)
+
+    def _find(
+        self,
+        prompts: Sequence[Prompt],
+        compositions: Sequence[Composition],
+        pixels: UInt8[Tensor, "N 3 H W"],
+    ) -> list[list[Detection]]:
+        """Detections in N images, with colours where they matter, and without masks."""
+        found: list[list[Detection]] = [[] for _ in compositions]
+        rows_of: dict[tuple[str, ...], list[int]] = {}
+        for row, composition in enumerate(compositions):
+            rows_of.setdefault(composition.classes, []).append(row)
+        # A group is asked for the same classes, because one may depend on the others.
+        for classes, rows in rows_of.items():
+            for start in range(0, len(rows), self._config.images_at_once):
+                part = rows[start : start + self._config.images_at_once]
+                detections = self._detector.detect(pixels[part], classes)
+                self._warn_of_nothing(detections)
+                asked = [compositions[row] for row in part]
+                named = [prompts[row].prompt_id for row in part]
+                coloured = self._with_colours(named, asked, pixels[part], detections)
+                for row, each in zip(part, coloured, strict=True):
+                    # Masks of all images of a group can take gigabytes.
+                    found[row] = [replace(detection, mask=None) for detection in each]
+        return found
+
+    def _with_colours(
+        self,
+        prompt_ids: Sequence[str],
+        compositions: Sequence[Composition],
+        pixels: UInt8[Tensor, "N 3 H W"],
+        found: list[list[Detection]],
+    ) -> list[list[Detection]]:
+        needed = [
+            colours_needed(composition, each, self._limits)
+            for composition, each in zip(compositions, found, strict=True)
+        ]
+        asked = [
+            [each[index] for index in indices] for each, indices in zip(found, needed, strict=True)
+        ]
+        if self._colours is not None:
+            asked = self._colours.judge(pixels, asked)
+        result = []
+        for prompt_id, each, indices, judged in zip(prompt_ids, found, needed, asked, strict=True):
+            coloured = dict(zip(indices, judged, strict=True))
+            for detection in judged:
+                if detection.colours is None:
+                    raise RewardError(
+                        f"prompt {prompt_id} asks for a colour, and composition.detector "
+                        f"{self._config.detector!r} gives none for the {detection.label} that it "
+                        "found; give colours={'red': 0.9, ...} to each Detection, or set "
+                        "composition.clip_weights=openai"
+                    )
+            result.append([coloured.get(index, detection) for index, detection in enumerate(each)])
+        return result
+
+    def _problem(self, composition: Composition) -> str | None:
+        """Why no image could be right, with the rule and the remedy."""
+        detector = self._config.detector
+        for label in composition.classes:
+            if self._known is not None and label not in self._known:
+                return f"asks for {label!r}: {_describe_known(label, detector, self._known)}"
+        for condition in (*composition.include, *composition.exclude):
+            if condition.count > self._limits.max_objects:
+                return (
+                    f"asks for {condition.count} {condition.label}, but at most "
+                    f"composition.max_objects = {self._limits.max_objects} objects of a class "
+                    "count; raise it, or ask for fewer"
+                )
+        colours = [each.colour for each in composition.include if each.colour is not None]
+        if colours and self._colours is None and not is_function(detector):
+            return (
+                f"asks for something {colours[0]}, but composition.clip_weights is null and "
+                f"composition.detector {detector!r} gives no colours; set "
+                "composition.clip_weights=openai"
+            )
+        return None
+
+    def _warn_of_nothing(self, found: Iterable[Sequence[Detection]]) -> None:
+        if self._watch is not None and self._watch.is_done_after(found):
+            self._watch = None
+
+
+class _Watch:
+    """Watches whether a detector finds anything in the first images."""
+
+    def __init__(self, config: CompositionConfig) -> None:
+        self._config = config
+        self._images = 0
+        self._best = 0.0
+
+    def is_done_after(self, found: Iterable[Sequence[Detection]]) -> bool:
+        """Whether the watch is over; warns if nothing was found until then."""
+        for each in found:
+            self._images += 1
+            self._best = max([self._best, *(detection.score for detection in each)])
+        config = self._config
+        if self._best > config.threshold:
+            return True
+        if self._images >= _WATCHED:
+            _logger.warning(
+                "composition: %s found none of the objects that prompts ask for in the first %d "
+                "images (best score %.2f; above %g counts). Look at the images, in the gallery of "
+                "a run: if they show such objects, the detector does not work here; test it on an "
+                "image that you know with composition.test_image and test_class. If they do not, "
+                "the model cannot draw them yet",
+                config.detector,
+                self._images,
+                self._best,
+                config.threshold,
+            )
+            return True
+        return False
+
+
+def _read(prompt: Prompt) -> Composition:
+    composition = read_composition(prompt.metadata)
+    if composition is None:
+        raise ValueError(f"prompt {prompt.prompt_id} asks for no objects")
+    return composition
+
+
+def _describe_known(label: str, detector: str, known: Sequence[str]) -> str:
+    """Why a class is refused, with the classes that may be meant."""
+    near = difflib.get_close_matches(label, known, n=_MOST_NAMED)
+    classes = known[:_MOST_NAMED]
+    meant = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"use one of them, such as {', '.join(classes)}, or a detector of any class, such as "
+        "google/owlv2-base-patch16-ensemble"
+    )
+    return f"composition.detector {detector!r} knows {len(known)} classes, not this one; {meant}"
+
+
+def _read_image(path: str) -> UInt8[Tensor, "3 H W"]:
+    try:
+        return to_pixels(open_rgb(Path(path)))
+    except (ImageError, OSError) as error:
+        raise RewardError(
+            f"composition.test_image {path} cannot be read ({error}); name an image that shows an "
+            "object of composition.test_class"
+        ) from error
