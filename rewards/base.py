@@ -127,6 +127,16 @@ class TermConfig(Options):
             RewardError: One cannot be used.
         """
 
+    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
+        """Check what prompts ask for by further columns, before a model is loaded.
+
+        Args:
+            rows: Metadata of prompts, by id.
+
+        Raises:
+            RewardError: The term applies to one, but could not score any image against it.
+        """
+
     def scorer(self) -> str | None:
         """Identity of what scores in another process, to notice an exchange; None: nothing does.
 

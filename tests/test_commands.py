@@ -37,7 +37,7 @@ from glm_grpo.models.planning import UNDIVIDED, Planner
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.setup import memory as run_memory
 from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_asked
-from glm_grpo.setup.rewards import check_used
+from glm_grpo.setup.rewards import check_metadata, check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.score_map import ScoreBox
 from rewards.types import RewardTable
@@ -447,6 +447,33 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     if listed:
         assert listed[0].startswith("5 of 6 training prompts ")
         assert listed[0].endswith(": 00000 'REX', 00001 'GO' and 'AWAY', 00002 'SIGN', ...")
+
+
+@pytest.mark.parametrize(
+    ("options", "overrides", "is_refused"),
+    [
+        ("weight: 1", (), True),
+        ("weight: 1, prompt_ids: 'a*'", (), False),
+        ("weight: 0, when: evaluation", (), False),
+        ("weight: 1", ("train.method=sft",), False),
+    ],
+)
+def test_objects_that_a_term_could_never_find_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, configs_dir: Path, options: str, overrides: tuple[str, ...], is_refused: bool
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        json.dumps({"id": "b", "prompt": "dogs", "include": [{"class": "dog", "count": 3}]})
+    )
+    composition = f"{{{options}, detector: 'find.py:detect', max_objects: 2}}"
+    data = (f"data.path={path}", "data.eval_path=tiny:heldout")
+    words = [*LEAST, *data, f"+reward.terms.composition={composition}", *overrides]
+    config = compose_config(configs_dir, "tiny", words)
+    if is_refused:
+        with pytest.raises(ConfigError, match="prompt b asks for 3 dog, but at most composition"):
+            check_metadata(config, prompts_of(config))
+    else:
+        check_metadata(config, prompts_of(config))
 
 
 def test_objects_that_prompts_ask_for_are_listed(tmp_path: Path, configs_dir: Path) -> None:

@@ -23,7 +23,7 @@ from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts
 from glm_grpo.setup.loading import load_models
 from glm_grpo.setup.memory import check_fit
 from glm_grpo.setup.prompts import Prompts, read_prompts
-from glm_grpo.setup.rewards import check_scored, check_targets, check_used
+from glm_grpo.setup.rewards import check_metadata, check_scored, check_targets, check_used
 from glm_grpo.setup.start import find_start, pin_start
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
@@ -190,4 +190,5 @@ def _check_parts(config: Config) -> tuple[FoundModel, Prompts]:
             except RewardError as error:
                 raise ConfigError(str(error)) from error
     errors.raise_all()
+    check_metadata(config, prompts)
     return model, prompts

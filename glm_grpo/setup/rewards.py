@@ -13,7 +13,7 @@ from rewards.base import asks_for_objects
 from rewards.coverage import check_prompts
 from rewards.problems import Problem, describe_problems
 from rewards.score import Scorer
-from rewards.types import Prompt
+from rewards.types import Prompt, RewardError
 
 ASKING = "asks for a text in quotation marks, or by the field `text`"
 """What a prompt does to which a term of texts applies."""
@@ -65,6 +65,22 @@ def check_used(config: Config, prompts: Prompts) -> None:
         f"prompts ({lacks}), and would go to the other terms. Give the prompts what they lack, or "
         f"leave these terms out: {remedy}"
     )
+
+
+def check_metadata(config: Config, prompts: Prompts) -> None:
+    """Refuse prompts whose further columns ask for what a term could never score."""
+    for term in config.reward.terms.values():
+        for _, prompt_set in prompts.named():
+            is_scored = config.train.method != "sft" and term.when == "always"
+            if prompt_set is prompts.training and not is_scored:
+                continue
+            rows = zip(prompt_set.ids(), prompt_set.metadata(), strict=True)
+            try:
+                term.check_metadata(
+                    {key: row for key, row in rows if fnmatchcase(key, term.prompt_ids)}
+                )
+            except RewardError as error:
+                raise ConfigError(str(error)) from error
 
 
 def check_targets(config: Config, prompts: Prompts) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from typing_extensions import override
 
-from rewards.base import Reward, TermConfig, has_needs
+from rewards.base import Reward, TermConfig
 from rewards.detection import Detection
 from rewards.images import ImageError, open_rgb, to_pixels
 from rewards.options import MayChange, PathText, problem_at
@@ -135,6 +135,37 @@ class CompositionConfig(TermConfig):
                 )
 
     @override
+    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
+        known = detector_classes(self.detector, key="composition.detector")
+        for prompt_id, metadata in rows.items():
+            self.check_row(prompt_id, metadata, known)
+
+    def check_row(
+        self, prompt_id: str, metadata: Mapping[str, object], known: Sequence[str] | None
+    ) -> Composition | None:
+        """Read what a prompt's images should show.
+
+        Args:
+            metadata: The prompt's.
+            known: Classes of the detector; None: any.
+
+        Returns:
+            None if the prompt asks for no objects.
+
+        Raises:
+            RewardError: It is not in the form of GenEval, or no image could be right: the detector
+                does not know a class, finds fewer objects, or nothing judges colours.
+        """
+        try:
+            composition = read_composition(metadata)
+        except CompositionError as error:
+            raise RewardError(f"prompt {prompt_id}: {error}") from error
+        problem = None if composition is None else self._problem(composition, known)
+        if problem is not None:
+            raise RewardError(f"prompt {prompt_id} {problem}")
+        return composition
+
+    @override
     def build(self, device: torch.device) -> Reward:
         return CompositionReward(self, device)
 
@@ -180,6 +211,27 @@ class CompositionConfig(TermConfig):
         of_clip = 0 if clip is None else object_colours_bytes(clip)
         return detector_memory_bytes(self.detector) + of_clip
 
+    def _problem(self, composition: Composition, known: Sequence[str] | None) -> str | None:
+        """Why no image could be right, with the rule and the remedy."""
+        for label in composition.classes:
+            if known is not None and label not in known:
+                return f"asks for {label!r}: {_describe_known(label, self.detector, known)}"
+        for condition in (*composition.include, *composition.exclude):
+            if condition.count > self.max_objects:
+                return (
+                    f"asks for {condition.count} {condition.label}, but at most "
+                    f"composition.max_objects = {self.max_objects} objects of a class count; "
+                    "raise it, or ask for fewer"
+                )
+        colours = [each.colour for each in composition.include if each.colour is not None]
+        if colours and self.clip_weights is None and not is_function(self.detector):
+            return (
+                f"asks for something {colours[0]}, but composition.clip_weights is null and "
+                f"composition.detector {self.detector!r} gives no colours; set "
+                "composition.clip_weights=openai"
+            )
+        return None
+
     def _clip(self) -> ClipOptions | None:
         if self.clip_weights is None:
             return None
@@ -209,26 +261,16 @@ class CompositionReward:
         self._colours = config.build_colours(device)
         self._config = config
         self._limits = config.limits()
-        self._known = self._detector.classes()
         self._watch: _Watch | None = _Watch(config)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt's metadata ask for objects.
 
         Raises:
-            RewardError: They do, but not in the form of GenEval, or no image could be right: the
-                detector does not know a class, finds fewer objects, or nothing judges colours.
+            RewardError: They do, but no image could be right; see `CompositionConfig.check_row`.
         """
-        if not has_needs(prompt, ("objects",)):
-            return False
-        try:
-            composition = _read(prompt)
-        except CompositionError as error:
-            raise RewardError(f"prompt {prompt.prompt_id}: {error}") from error
-        problem = self._problem(composition)
-        if problem is not None:
-            raise RewardError(f"prompt {prompt.prompt_id} {problem}")
-        return True
+        known = self._detector.classes()
+        return self._config.check_row(prompt.prompt_id, prompt.metadata, known) is not None
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:
@@ -313,28 +355,6 @@ class CompositionReward:
                     )
             result.append([coloured.get(index, detection) for index, detection in enumerate(each)])
         return result
-
-    def _problem(self, composition: Composition) -> str | None:
-        """Why no image could be right, with the rule and the remedy."""
-        detector = self._config.detector
-        for label in composition.classes:
-            if self._known is not None and label not in self._known:
-                return f"asks for {label!r}: {_describe_known(label, detector, self._known)}"
-        for condition in (*composition.include, *composition.exclude):
-            if condition.count > self._limits.max_objects:
-                return (
-                    f"asks for {condition.count} {condition.label}, but at most "
-                    f"composition.max_objects = {self._limits.max_objects} objects of a class "
-                    "count; raise it, or ask for fewer"
-                )
-        colours = [each.colour for each in composition.include if each.colour is not None]
-        if colours and self._colours is None and not is_function(detector):
-            return (
-                f"asks for something {colours[0]}, but composition.clip_weights is null and "
-                f"composition.detector {detector!r} gives no colours; set "
-                "composition.clip_weights=openai"
-            )
-        return None
 
     def _warn_of_nothing(self, found: Iterable[Sequence[Detection]]) -> None:
         if self._watch is not None and self._watch.is_done_after(found):
