@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,7 +14,6 @@ from typing_extensions import override
 
 from rewards.base import Reward, TermConfig
 from rewards.detection import Detection
-from rewards.images import ImageError, open_rgb, to_pixels
 from rewards.options import MayChange, PathText, problem_at
 from rewards.terms.clip_loading import ClipOptions
 from rewards.terms.composition_rows import Composition, CompositionError, read_composition
@@ -32,6 +28,12 @@ from rewards.terms.detectors.loading import (
     is_function,
     load_detector,
 )
+from rewards.terms.detectors.trust import (
+    EarlyWatch,
+    describe_unknown,
+    read_test_image,
+    refuse_blind,
+)
 from rewards.terms.object_colours import (
     ObjectColours,
     check_object_colours,
@@ -41,12 +43,8 @@ from rewards.types import Prompt, RewardError, Scores
 from rewards.unpickling import loads_tensors_alone
 from rewards.user_functions import NamedFunction
 
-_WATCHED = 32
-"""Images after which a detector that has found nothing is named."""
-_MOST_NAMED = 3
-"""Classes that an error names."""
-
-_logger = logging.getLogger(__name__)
+_KIND = "composition"
+_DETECTOR = f"{_KIND}.detector"
 
 
 class CompositionConfig(TermConfig):
@@ -122,21 +120,19 @@ class CompositionConfig(TermConfig):
 
     @override
     def check(self) -> None:
-        check_detector(self.detector, key="composition.detector", folder=self.folder)
+        check_detector(self.detector, key=_DETECTOR, folder=self.folder)
         if (clip := self._clip()) is not None:
-            check_object_colours(clip, kind=self.kind)
+            check_object_colours(clip, kind=_KIND)
         if self.test_image is not None and self.test_class is not None:
-            _read_image(self.test_image)
-            known = detector_classes(self.detector, key="composition.detector")
+            read_test_image(self.test_image, kind=_KIND)
+            known = detector_classes(self.detector, key=_DETECTOR)
             if known is not None and self.test_class not in known:
-                raise RewardError(
-                    f"composition.test_class {self.test_class!r}: "
-                    f"{_describe_known(self.test_class, self.detector, known)}"
-                )
+                unknown = describe_unknown(self.test_class, known, name=self.detector, kind=_KIND)
+                raise RewardError(f"{_KIND}.test_class {self.test_class!r}: {unknown}")
 
     @override
     def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
-        known = detector_classes(self.detector, key="composition.detector")
+        known = detector_classes(self.detector, key=_DETECTOR)
         for prompt_id, metadata in rows.items():
             self.check_row(prompt_id, metadata, known)
 
@@ -178,22 +174,19 @@ class CompositionConfig(TermConfig):
         detector = load_detector(
             self.detector,
             device,
-            key="composition.detector",
+            key=_DETECTOR,
             limits=DetectorLimits(max_per_class=self.max_objects),
             folder=self.folder,
         )
         if self.test_image is not None and self.test_class is not None:
-            (found,) = detector.detect(_read_image(self.test_image)[None], (self.test_class,))
-            best = max((each.score for each in found), default=0.0)
-            if best <= self.threshold:
-                raise RewardError(
-                    f"composition.test_image {self.test_image}: composition.detector "
-                    f"{self.detector!r} finds no {self.test_class} there (best score {best:.2f}); "
-                    f"one must have a score above composition.threshold = {self.threshold:g}. If "
-                    "the image shows one, the detector does not work on this machine or for such "
-                    "images: try device cpu or another detector; zero-shot detectors need a lower "
-                    "threshold"
-                )
+            refuse_blind(
+                detector,
+                self.test_image,
+                self.test_class,
+                threshold=self.threshold,
+                name=self.detector,
+                kind=_KIND,
+            )
         return detector
 
     def build_colours(self, device: torch.device) -> ObjectColours | None:
@@ -202,7 +195,7 @@ class CompositionConfig(TermConfig):
         if clip is None:
             return None
         with loads_tensors_alone():
-            return ObjectColours(clip, device, kind=self.kind)
+            return ObjectColours(clip, device, kind=_KIND)
 
     @override
     def memory_bytes(self) -> int:
@@ -215,7 +208,8 @@ class CompositionConfig(TermConfig):
         """Why no image could be right, with the rule and the remedy."""
         for label in composition.classes:
             if known is not None and label not in known:
-                return f"asks for {label!r}: {_describe_known(label, self.detector, known)}"
+                unknown = describe_unknown(label, known, name=self.detector, kind=_KIND)
+                return f"asks for {label!r}: {unknown}"
         for condition in (*composition.include, *composition.exclude):
             if condition.count > self.max_objects:
                 return (
@@ -261,7 +255,7 @@ class CompositionReward:
         self._colours = config.build_colours(device)
         self._config = config
         self._limits = config.limits()
-        self._watch: _Watch | None = _Watch(config)
+        self._watch = EarlyWatch(threshold=config.threshold, name=config.detector, kind=_KIND)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether the prompt's metadata ask for objects.
@@ -317,7 +311,7 @@ class CompositionReward:
             for start in range(0, len(rows), self._config.images_at_once):
                 part = rows[start : start + self._config.images_at_once]
                 detections = self._detector.detect(pixels[part], classes)
-                self._warn_of_nothing(detections)
+                self._watch.see(detections)
                 asked = [compositions[row] for row in part]
                 named = [prompts[row].prompt_id for row in part]
                 coloured = self._with_colours(named, asked, pixels[part], detections)
@@ -356,68 +350,9 @@ class CompositionReward:
             result.append([coloured.get(index, detection) for index, detection in enumerate(each)])
         return result
 
-    def _warn_of_nothing(self, found: Iterable[Sequence[Detection]]) -> None:
-        if self._watch is not None and self._watch.is_done_after(found):
-            self._watch = None
-
-
-class _Watch:
-    """Watches whether a detector finds anything in the first images."""
-
-    def __init__(self, config: CompositionConfig) -> None:
-        self._config = config
-        self._images = 0
-        self._best = 0.0
-
-    def is_done_after(self, found: Iterable[Sequence[Detection]]) -> bool:
-        """Whether the watch is over; warns if nothing was found until then."""
-        for each in found:
-            self._images += 1
-            self._best = max([self._best, *(detection.score for detection in each)])
-        config = self._config
-        if self._best > config.threshold:
-            return True
-        if self._images >= _WATCHED:
-            _logger.warning(
-                "composition: %s found none of the objects that prompts ask for in the first %d "
-                "images (best score %.2f; above %g counts). Look at the images, in the gallery of "
-                "a run: if they show such objects, the detector does not work here; test it on an "
-                "image that you know with composition.test_image and test_class. If they do not, "
-                "the model cannot draw them yet",
-                config.detector,
-                self._images,
-                self._best,
-                config.threshold,
-            )
-            return True
-        return False
-
 
 def _read(prompt: Prompt) -> Composition:
     composition = read_composition(prompt.metadata)
     if composition is None:
         raise ValueError(f"prompt {prompt.prompt_id} asks for no objects")
     return composition
-
-
-def _describe_known(label: str, detector: str, known: Sequence[str]) -> str:
-    """Why a class is refused, with the classes that may be meant."""
-    near = difflib.get_close_matches(label, known, n=_MOST_NAMED)
-    classes = known[:_MOST_NAMED]
-    meant = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"use one of them, such as {', '.join(classes)}, or a detector of any class, such as "
-        "google/owlv2-base-patch16-ensemble"
-    )
-    return f"composition.detector {detector!r} knows {len(known)} classes, not this one; {meant}"
-
-
-def _read_image(path: str) -> UInt8[Tensor, "3 H W"]:
-    try:
-        return to_pixels(open_rgb(Path(path)))
-    except (ImageError, OSError) as error:
-        raise RewardError(
-            f"composition.test_image {path} cannot be read ({error}); name an image that shows an "
-            "object of composition.test_class"
-        ) from error
