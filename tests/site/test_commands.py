@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from glm_grpo.cli import make_parser
 from glm_grpo.config import Config, compose_config, validate_config
-from glm_grpo.data.files import READ_FIELDS
+from glm_grpo.data.files import JSON_FIELDS, READ_FIELDS
 from glm_grpo.models.export_page import PROGRAM
+from rewards.terms.composition_rows import read_composition
 from tests.site.pages import PAGES, ROOT, Command, blocks, shell
 
 FOREIGN = {
@@ -137,7 +138,8 @@ def accept_json(text: str) -> None:
     except json.JSONDecodeError:
         rows = [json.loads(text)]
     for row in rows:
-        assert "prompt" not in row or {*row} <= READ_FIELDS
+        assert "prompt" not in row or {*row} <= {*READ_FIELDS, *JSON_FIELDS, "tag"}
+        read_composition(row)
 
 
 def accept_python_code(text: str) -> None:
