@@ -51,6 +51,7 @@ LEAST = (
 )
 
 
+VERDICT = "+reward.terms.composition={weight: 1, score: verdict}"
 LEFT_OUT = ("lpips=null", "ssim=null")
 OF_OBJECTS = (
     "+reward.terms.mine={kind: custom, weight: 1, function: 'a:b', needs_of_prompt: [objects]}"
@@ -154,6 +155,8 @@ def test_check_hints_at_credit_by_place_that_has_no_effect(configs_dir: Path) ->
         (["advantage.credit=place", *unplaced], True),
         (["advantage.credit=place", *unplaced[1:]], False),
         (["advantage.credit=image", *unplaced], False),
+        (["advantage.credit=place", *unplaced, f"+{terms}.composition.weight=1"], False),
+        (["advantage.credit=place", *unplaced, VERDICT], True),
     ):
         found = hint_at_credit(compose_config(configs_dir, "tiny", overrides))
         assert bool(found) == is_hinted

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from typing_extensions import override
 
-from rewards.base import Reward, TermConfig
+from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.detection import Detection
 from rewards.options import MayChange, PathText, problem_at
 from rewards.terms.clip_loading import ClipOptions
@@ -46,6 +46,9 @@ from rewards.user_functions import NamedFunction
 _KIND = "composition"
 _DETECTOR = f"{_KIND}.detector"
 
+_MASK2FORMER = "facebook/mask2former-swin-small-coco-instance"
+_MASK2FORMER_BYTES = 69_000_000 * FLOAT32_BYTES
+
 
 class CompositionConfig(TermConfig):
     """Objects, numbers, colours and positions that the prompt asks for, found by a detector."""
@@ -57,7 +60,7 @@ class CompositionConfig(TermConfig):
 
     kind: Literal["composition"]
     """Class that scores."""
-    detector: PathText = "facebook/mask2former-swin-small-coco-instance"
+    detector: PathText = _MASK2FORMER
     """A hub id, downloaded once, or a folder, of Mask2Former (masks), RT-DETR, RT-DETRv2 or D-FINE
     (boxes), OWLv2 or GroundingDINO (boxes, any class); or a function of yours, `file.py:detect`. It
     gets images UInt8 [N, 3, H, W] and class names, and returns a list of `rewards.Detection` for
@@ -199,10 +202,11 @@ class CompositionConfig(TermConfig):
 
     @override
     def memory_bytes(self) -> int:
-        """Size of the detector, once it is downloaded, and of CLIP."""
+        """Size of detector and CLIP; another detector than the default once it is downloaded."""
         clip = self._clip()
         of_clip = 0 if clip is None else object_colours_bytes(clip)
-        return detector_memory_bytes(self.detector) + of_clip
+        usual = _MASK2FORMER_BYTES if self.detector == _MASK2FORMER else 0
+        return (detector_memory_bytes(self.detector) or usual) + of_clip
 
     def _problem(self, composition: Composition, known: Sequence[str] | None) -> str | None:
         """Why no image could be right, with the rule and the remedy."""

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
+from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from glm_grpo.data.prompts import load_prompts
 from rewards import Detection, Prompt, score_images
@@ -23,7 +24,7 @@ from rewards.terms.clip_loading import ClipOptions
 from rewards.terms.composition import CompositionConfig, CompositionReward
 from rewards.terms.composition_rows import read_composition
 from rewards.terms.composition_score import score_densely
-from rewards.terms.detectors.loading import load_detector
+from rewards.terms.detectors.loading import detector_classes, load_detector
 from rewards.terms.object_colours import ObjectColours
 from rewards.types import RewardError
 from rewards.user_functions import name_function
@@ -284,6 +285,12 @@ def test_a_stock_detector_scores_what_it_finds_with_colours_by_clip(
     assert options(detector=str(stock)).memory_bytes() < config.memory_bytes()
 
 
+def test_the_default_detector_is_in_plans_before_it_is_downloaded() -> None:
+    default = CompositionConfig.model_fields["detector"].default
+    assert options(detector=default).memory_bytes() == 276_000_000
+    assert options(detector="owner/name").memory_bytes() == 0
+
+
 # The test at the start
 
 
@@ -371,11 +378,25 @@ def test_a_function_of_a_file_is_a_detector_whose_source_is_known(tmp_path: Path
     assert options(detector="owner/name").users_function() is None
 
 
-def test_geneval_s_own_file_gives_prompts_to_which_the_term_applies(assets_dir: Path) -> None:
+COCO = {
+    "architectures": ["RTDetrV2ForObjectDetection"],
+    "id2label": dict(enumerate(FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"])),
+}
+"""Config of a detector of COCO's classes."""
+
+
+def test_geneval_s_own_file_gives_prompts_to_which_the_term_applies(
+    assets_dir: Path, tmp_path: Path
+) -> None:
     path = assets_dir / "prompts" / "geneval_metadata.jsonl"
     prompts = load_prompts(str(path), height=32, width=32)
     reward = build()
     assert all(reward.applies_to(prompt) for prompt in prompts)
+    (tmp_path / "config.json").write_text(json.dumps(COCO))
+    known = detector_classes(str(tmp_path), key="d")
+    asked = {each["class"] for prompt in prompts for each in prompt.metadata["include"]}
+    assert known is not None
+    assert asked <= {*known}
     first = json.loads(path.read_text().splitlines()[0])
     assert prompts[0].metadata["include"] == first["include"]
     # Of nothing, all is missing: each wanted object is a reason.

@@ -271,6 +271,19 @@ def test_the_functions_of_a_run_are_found_from_any_folder(
     assert describe(config).code == stored.code
 
 
+def test_the_code_of_a_detector_belongs_to_what_a_run_began_with(project: Path) -> None:
+    detector = "{weight: 0.1, detector: 'scorer.py:detect', clip_weights: null}"
+    config = compose(f"+reward.terms.composition={detector}")
+    assert flatten(config.model_dump())["reward.terms.composition.folder"] == str(project)
+    code = describe(config).code
+    (project / "scorer.py").write_text("def detect(pixels, classes): return [[]] * len(pixels)\n")
+    assert code["reward.terms.composition.detector"]
+    assert (
+        code["reward.terms.composition.detector"]
+        != (describe(config).code["reward.terms.composition.detector"])
+    )
+
+
 def test_files_may_be_moved_but_not_exchanged(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
