@@ -43,8 +43,9 @@ SCENES: tuple[tuple[Detection, ...], ...] = (
     (DOG, FAINT),
     (replace(DOG, colours=RED),),
     (replace(DOG, colours=BLUE),),
+    (DOG,) * 20,
 )
-NOTHING, TWO_DOGS, A_DOG, RED_DOG, BLUE_DOG = range(len(SCENES))
+NOTHING, TWO_DOGS, A_DOG, RED_DOG, BLUE_DOG, TWENTY_DOGS = range(len(SCENES))
 
 TWO = {"include": [{"class": "dog", "count": 2}]}
 RED_ONE = {"include": [{"class": "dog", "count": 1, "color": "red"}]}
@@ -138,7 +139,6 @@ def test_scores_are_dense_or_a_verdict_and_notes_say_what_is_wrong(
     ("changes", "dense", "wrong"),
     [
         ({"threshold": 0.1}, 1.0, ""),
-        ({"threshold": 0.1, "max_objects": 2}, 1.0, ""),
         ({"threshold": 0.6}, (1 + 0.25) / 2, "asked 2 dog, found 1"),
     ],
 )
@@ -146,6 +146,19 @@ def test_limits_of_the_rule_are_options(changes: dict[str, Any], dense: float, w
     scores = score_checked(build(**changes), [asking(TWO)], show(A_DOG))
     assert scores.values.tolist() == pytest.approx([dense])
     assert scores.notes == (wrong,)
+
+
+def test_the_threshold_of_counts_and_the_most_objects_are_options() -> None:
+    counting = asking(TWO | {"tag": "counting"})
+    found = score_checked(build(counting_threshold=0.1), [counting], show(A_DOG))
+    assert (found.values.tolist(), found.notes) == ([1.0], ("",))
+    one = asking({"include": [{"class": "dog", "count": 1}]})
+    shown = [
+        score_checked(build(max_objects=most), [one], show(TWENTY_DOGS), with_map=True).score_map
+        for most in (1, 18)
+    ]
+    # The one that was asked for, and further ones for people.
+    assert [len(boxes) for ((*boxes,),) in shown] == [1, 18]
 
 
 def test_margins_of_positions_are_an_option() -> None:
