@@ -60,5 +60,5 @@ def prepared_run(
         checkpoint=checkpoint,
         memory="",
         hints=[],
-        texts=[],
+        asked=[],
     )

@@ -108,9 +108,9 @@ def test_summarise_counts_images_with_nothing_wrong(tmp_path):
     folder = RunFolder(tmp_path)
     for each, notes in ((BEFORE, ("", "asked dog, found none")), (AFTER, ("", ""))):
         table = replace(
-            each.rewards, names=("ssim", "composition"), notes={"composition": (notes, ())}
+            each.scores, names=("ssim", "composition"), notes={"composition": (notes, ())}
         )
-        write_evaluation(folder, replace(each, rewards=table), combine="weighted_sum")
+        write_evaluation(folder, replace(each, scores=table), combine="weighted_sum")
     found = {row.name: (row.before, row.after) for row in summarise(folder)}
     assert [*found] == ["ssim", "composition", "composition_exact", "total"]
     assert found["composition_exact"] == (0.5, 1.0)
