@@ -75,10 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{options.folder}: {model.num_parameters():,} parameters in {options.dtype}")
 
 
-def build_processor(config: Any, template: str) -> JanusProcessor:
+def build_processor(
+    config: Any, template: str, merges: Sequence[tuple[str, str]] = ()
+) -> JanusProcessor:
     """Bytes as tokens, special tokens at the config's ids, and images in -1..1.
 
     Where the tokens that begin and end an image are is not in the config: behind the placeholder.
+
+    Args:
+        merges: Pairs of tokens that are one, too, in the order in which they are joined.
     """
     text, image = config.text_config, config.image_token_id
     special = {
@@ -90,12 +95,13 @@ def build_processor(config: Any, template: str) -> JanusProcessor:
         image + 2: IMAGE["eoi_token"],
     }
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # No merge makes the other words. As published, there are fewer words than embeddings.
-    words = alphabet + [f"<unused {index}>" for index in range(len(alphabet), max(special) + 1)]
+    # No merge makes the unused words. As published, there are fewer words than embeddings.
+    words = alphabet + ["".join(pair) for pair in merges]
+    words += [f"<unused {index}>" for index in range(len(words), max(special) + 1)]
     for index, word in special.items():
         words[index] = word
     vocabulary = {word: index for index, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[*merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special.values()])

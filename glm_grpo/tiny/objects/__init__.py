@@ -1,0 +1,1 @@
+"""The second embedded model: a small Janus that draws coloured shapes."""

@@ -1,0 +1,1 @@
+"""Train the embedded Janus and its detector."""
