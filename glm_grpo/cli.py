@@ -329,9 +329,9 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _planned_device(config: Config, options: argparse.Namespace) -> DeviceSpeed | None:
     """The device to plan for; None is the CPU."""
-    from glm_grpo.config import TINY
+    from glm_grpo.config import EMBEDDED_MODELS
 
-    if options.device is None and options.measured is None and config.model.path == TINY:
+    if options.device is None and options.measured is None and config.model.path in EMBEDDED_MODELS:
         import torch
 
         return DEVICES["h100"] if torch.cuda.is_available() else None

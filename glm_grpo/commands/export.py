@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from glm_grpo.commands.model_card import Description, describe_training
-from glm_grpo.config import TINY, Config
+from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import DTYPES
 from glm_grpo.models.export_page import PROGRAM, README, StockSettings, find_license
@@ -17,7 +17,7 @@ from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.run.finding import FoundCheckpoint, find_checkpoint, read_config_at
 from glm_grpo.run.folder import refuse_taken, storage_errors, write_atomically
-from glm_grpo.tiny.prompts import EXAMPLE_CAPTION, EXAMPLE_INSTRUCTION, known_form
+from glm_grpo.tiny.embedded import EMBEDDED
 
 _METHODS = {"grpo": ("grpo", "reinforcement-learning"), "sft": ("sft",)}
 """Tags of a page by `train.method`."""
@@ -85,11 +85,11 @@ def _export_model(
     policy.load_state_tensors(found.evaluated())
     settings = StockSettings(
         base=base,
-        is_embedded=config.model.path == TINY,
+        embedded=config.model.path if config.model.path in EMBEDDED else None,
         dtype=config.model.dtype,
         rollout=config.rollout,
         decode=config.decode,
-        license=_TINY_LICENSE if config.model.path == TINY else find_license(base),
+        license=_TINY_LICENSE if config.model.path in EMBEDDED else find_license(base),
         results=described.results,
         training=described.training,
         prompt=described.example or _example_prompt(config, family),
@@ -107,8 +107,8 @@ def _export_model(
 
 def _notes(config: Config) -> tuple[str, ...]:
     notes = []
-    if config.model.path == TINY:
-        form = known_form(is_edit=config.data.sources > 0)
+    if (embedded := EMBEDDED.get(config.model.path)) is not None:
+        form = embedded.known_form(is_edit=config.data.sources > 0)
         notes.append(f"The model knows only prompts of the form `{form}`.")
     if config.model.quantization is not None:
         notes.append(
@@ -126,8 +126,8 @@ def _notes(config: Config) -> tuple[str, ...]:
 def _example_prompt(config: Config, family: ModelFamily) -> str:
     """Prompt for a page: the embedded model only knows prompts of its own world."""
     is_edit = config.data.sources > 0
-    if config.model.path == TINY:
-        return EXAMPLE_INSTRUCTION if is_edit else EXAMPLE_CAPTION
+    if (embedded := EMBEDDED.get(config.model.path)) is not None:
+        return embedded.example_prompt(is_edit=is_edit)
     if family.TEXT_RULE is None:
         return "three red cups on a wooden table"
     return 'write "OPEN" instead' if is_edit else 'a red sign that says "OPEN"'

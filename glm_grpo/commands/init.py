@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -17,20 +18,20 @@ from glm_grpo.commands.starter_prompts import (
     training_objects,
     training_texts,
 )
-from glm_grpo.config import TINY, Config, compose_config
+from glm_grpo.config import Config, compose_config
 from glm_grpo.config.composition import OWN_CONFIG, PACKAGED_CONFIGS
 from glm_grpo.models.find import find_model
 from glm_grpo.output import printable
 from glm_grpo.run.folder import refuse_taken, write_atomically
-from glm_grpo.tiny.prompts import known_form, tiny_prompts
-from glm_grpo.tiny.world import COLOUR_NAMES, SHAPES
+from glm_grpo.tiny.embedded import EMBEDDED, SIGNS, EmbeddedModel
+from glm_grpo.tiny.prompts import embedded_prompts
 from rewards.images import encode_png
 from rewards.types import Prompt
 
 _TRAINING, _HELD_OUT = "prompts.jsonl", "held_out.jsonl"
 
-_SIGNS = {_TRAINING: ("train", 24), _HELD_OUT: ("heldout", 16)}
-"""File -> prompt set of the embedded world, and the number of its prompts to write."""
+_COUNTS = {_TRAINING: 24, _HELD_OUT: 16}
+"""File -> number of prompts of an embedded world to write."""
 
 _TEXT_REWARD = "  - override reward: text    # legibility and looks; there are no targets\n"
 
@@ -77,10 +78,9 @@ _KNOWN_FORM = (
 )
 _KNOWN_WORDS = """
 #
-# The embedded model knows only prompts of this form, and draws an arbitrary sign for any other:
+# The embedded model knows only prompts of this form, and draws something arbitrary for any other:
 #   {form}
-# COLOURS: {colours}
-# SHAPE: {shapes}; WORD: 3 or 4 capital letters"""
+{words}"""
 
 _COMMENTS = {
     "prompts_per_step": "different prompts per step",
@@ -116,7 +116,7 @@ _EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` 
 def init_folder(folder: Path, name: str) -> Iterator[Path]:
     """Write a config that builds on a packaged one, prompts and a README; yields their paths.
 
-    The embedded model gets signs of its world with their images as targets; for edits with any
+    An embedded model gets prompts of its world with their images as targets; for edits with any
     other model they show the format. Text-to-image with any other model gets natural prompts:
     about objects if the model reads a prompt as a whole, else prompts that quote a text, and the
     reward for it, because they have no targets.
@@ -128,7 +128,8 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     # These prompts replace whatever the config asks for.
     paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]
     config = compose_config(None, name, paths)
-    is_natural = config.model.path != TINY and not config.data.sources
+    embedded = EMBEDDED.get(config.model.path)
+    is_natural = embedded is None and not config.data.sources
     is_about_text = is_natural and find_model(config.model.path).family.TEXT_RULE is not None
     if is_about_text:
         config = compose_config(None, name, [*paths, "reward=text"])
@@ -142,9 +143,12 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         for file, prompts in ((_TRAINING, training), (_HELD_OUT, held_out)):
             yield _write_rows(folder / file, [{"prompt": prompt} for prompt in prompts])
     else:
-        for file, (set_name, count) in _SIGNS.items():
-            yield _write_signs(folder, file, set_name, count, sources=config.data.sources)
-    described = _describe_config(folder, name, config, reward=_TEXT_REWARD if is_about_text else "")
+        sets = (embedded or SIGNS).prompt_sets
+        for (file, count), set_name in zip(_COUNTS.items(), sets, strict=True):
+            yield _write_prompts(folder, file, set_name, count, sources=config.data.sources)
+    described = _describe_config(
+        folder, name, config, embedded, reward=_TEXT_REWARD if is_about_text else ""
+    )
     yield _write(folder / f"{OWN_CONFIG}.yaml", described)
     is_edit = config.data.sources > 0
     reads_texts = not is_natural or is_about_text
@@ -152,9 +156,9 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         title=printable(folder.resolve().name),
         folder=_quoted(folder),
         name=name,
-        known=_KNOWN_FORM.format(form=known_form(is_edit=is_edit))
-        if config.model.path == TINY
-        else "",
+        known=""
+        if embedded is None
+        else _KNOWN_FORM.format(form=embedded.known_form(is_edit=is_edit)),
         configs=PACKAGED_CONFIGS,
         term=_example_term(config),
         fields=_EDIT_FIELDS if is_edit else _FIELDS if reads_texts else _PLAIN_FIELDS,
@@ -195,18 +199,25 @@ def _quoted(folder: Path) -> str:
     return shlex.quote(printable(str(folder)))
 
 
-def _write_signs(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
+def _write_prompts(folder: Path, file: str, set_name: str, count: int, *, sources: int) -> Path:
     set_name = f"edit-{set_name}" if sources else set_name
-    prompts = tiny_prompts(set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1))
-    return _write_rows(folder / file, [_write_sign(folder, prompts[row]) for row in range(count)])
+    prompts = embedded_prompts(
+        set_name, height=_WORLD_SIZE, width=_WORLD_SIZE, sources=min(sources, 1)
+    )
+    # Spread over the set, whose kinds of prompts may follow each other.
+    rows = [index * len(prompts) // count for index in range(count)]
+    return _write_rows(folder / file, [_write_prompt(folder, prompts[row]) for row in rows])
 
 
-def _write_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> Path:
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     return _write(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
 
 
-def _write_sign(folder: Path, prompt: Prompt) -> dict[str, str]:
-    row = {"id": prompt.prompt_id, "prompt": prompt.prompt, "text": prompt.texts[0]}
+def _write_prompt(folder: Path, prompt: Prompt) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": prompt.prompt_id, "prompt": prompt.prompt}
+    if prompt.texts:
+        row["text"] = prompt.texts[0]
+    row |= prompt.metadata
     images = [("target", prompt.target), *(("source", source) for source in prompt.sources)]
     for name, pixels in images:
         if pixels is not None:
@@ -220,7 +231,9 @@ def _write(path: Path, content: str) -> Path:
     return path
 
 
-def _describe_config(folder: Path, name: str, config: Config, *, reward: str) -> str:
+def _describe_config(
+    folder: Path, name: str, config: Config, embedded: EmbeddedModel | None, *, reward: str
+) -> str:
     terms = [
         f"#     {term}: {{weight: {given.weight:g}}}" for term, given in config.reward.terms.items()
     ]
@@ -228,13 +241,12 @@ def _describe_config(folder: Path, name: str, config: Config, *, reward: str) ->
         folder=_quoted(folder),
         name=name,
         reward=reward,
-        known=_KNOWN_WORDS.format(
-            form=known_form(is_edit=config.data.sources > 0),
-            colours=", ".join(COLOUR_NAMES),
-            shapes=", ".join(SHAPES),
-        )
-        if config.model.path == TINY
-        else "",
+        known=""
+        if embedded is None
+        else _KNOWN_WORDS.format(
+            form=embedded.known_form(is_edit=config.data.sources > 0),
+            words="\n".join(f"# {line}" for line in embedded.words),
+        ),
         rollout=_describe_section(config.rollout),
         terms="\n".join(terms),
         term=_example_term(config),

@@ -21,8 +21,8 @@ from glm_grpo.config.load import (
 from glm_grpo.config.paths import local_paths, with_absolute_paths
 from glm_grpo.config.root import Config
 from glm_grpo.config.sections import (
+    EMBEDDED_MODELS,
     LONGEST_NOTES,
-    TINY,
     AdapterSection,
     AsyncSection,
     DataSection,
@@ -36,8 +36,8 @@ from glm_grpo.config.sections import (
 )
 
 __all__ = [
+    "EMBEDDED_MODELS",
     "LONGEST_NOTES",
-    "TINY",
     "AdapterSection",
     "AsyncSection",
     "Config",

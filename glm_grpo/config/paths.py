@@ -8,7 +8,7 @@ from pathlib import Path
 from glm_grpo.config.load import flatten, set_key
 from glm_grpo.config.losses import CustomLoss
 from glm_grpo.config.root import Config
-from glm_grpo.config.sections import TINY
+from glm_grpo.config.sections import EMBEDDED_MODELS
 from rewards.terms.clip_loading import resolve_path
 from rewards.user_functions import NamedFunction, find_folder
 
@@ -23,7 +23,7 @@ def local_paths(config: Config) -> dict[str, Path]:
         Absolute path by dotted key, such as `data.path` or `reward.terms.aesthetic.head`.
     """
     named = {
-        "model.path": None if config.model.path == TINY else config.model.path,
+        "model.path": None if config.model.path in EMBEDDED_MODELS else config.model.path,
         "data.path": config.data.path,
         "data.eval_path": config.data.eval_path,
     }

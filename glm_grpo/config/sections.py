@@ -25,8 +25,11 @@ _LONGEST_SIDE = 16_384
 _MOST_STEPS = 10**9
 """Training steps; at one per second, thirty years."""
 
-TINY = "tiny"
-"""Value of `model.path` for the embedded model; `tiny:` prefixes its prompt sets."""
+EMBEDDED_MODELS = {
+    "tiny": "tiny/weights/pipeline",
+    "tiny_objects": "tiny/objects/weights/janus",
+}
+"""Values of `model.path` for the models in the package, with their folders in it."""
 
 _LEAST_GPU = 0.0001
 """Smallest fraction of an accelerator that Ray can count."""
@@ -53,7 +56,7 @@ class ModelSection(Options):
     """Which model is trained, and how it is loaded."""
 
     path: PathText = Field(examples=["tiny"])
-    """`tiny` (shipped with the package), a model's folder, or a hub id."""
+    """`tiny` or `tiny_objects` (shipped with the package), a model's folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"]
     """Dtype of weights and activations; log-probabilities are always float32. float16 rounds to 11
     bits and bfloat16 to 8, so sampling and replay are closer in float16; but it holds no number

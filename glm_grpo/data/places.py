@@ -7,14 +7,14 @@ import os
 import re
 from pathlib import Path
 
-from glm_grpo.config import TINY, Config
+from glm_grpo.config import Config
 from glm_grpo.errors import DataError
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
-EMBEDDED = f"{TINY}:"
-"""Prefix for the names of the prompt sets that the embedded model was made with."""
+EMBEDDED = "tiny:"
+"""Prefix for the names of the prompt sets that the embedded models were made with."""
 
 
 def check_prompt_places(config: Config, config_dir: Path | None) -> None:

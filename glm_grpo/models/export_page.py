@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
-from glm_grpo.config.sections import DecodeSection, RolloutSection
+from glm_grpo.config.sections import EMBEDDED_MODELS, DecodeSection, RolloutSection
 from glm_grpo.output import counted
 
 README = "README.md"
@@ -38,7 +38,7 @@ class StockSettings:
         training: Likewise on how the weights were trained.
         prompt: Prompt of the card's example, for generation or editing.
         num_sources: Source images per prompt; 0: text-to-image.
-        is_embedded: Whether the base is the model in the package.
+        embedded: Name of the base if it is in the package; None: it is not.
         notes: What to know about prompts and weights.
         method: Tags of how the weights were trained.
     """
@@ -52,7 +52,7 @@ class StockSettings:
     training: str
     prompt: str
     num_sources: int = 0
-    is_embedded: bool = False
+    embedded: str | None = None
     notes: Sequence[str] = ()
     method: Sequence[str] = ()
 
@@ -64,8 +64,8 @@ class StockSettings:
     @property
     def base_name(self) -> str:
         """Name of the base without the local path, which means nothing on another machine."""
-        if self.is_embedded:
-            return "glm_grpo.tiny"
+        if self.embedded is not None:
+            return f"glm_grpo.{self.embedded}"
         return self.base if self.is_on_hub else Path(self.base).name
 
     @property
@@ -73,13 +73,16 @@ class StockSettings:
         """Hub id of the base; for a folder, a placeholder for the reader to fill in."""
         if self.is_on_hub:
             return self.base
-        name = "glm_grpo/tiny/weights/pipeline" if self.is_embedded else self.base_name
-        return f"PATH/TO/{name}"
+        if self.embedded is not None:
+            return f"PATH/TO/glm_grpo/{EMBEDDED_MODELS[self.embedded]}"
+        return f"PATH/TO/{self.base_name}"
 
     @property
     def base_code(self) -> str:
         """Python expression for the base."""
-        return 'find_model("tiny").path' if self.is_embedded else repr(self.base_place)
+        if self.embedded is not None:
+            return f'find_model("{self.embedded}").path'
+        return repr(self.base_place)
 
 
 @dataclass(frozen=True)
@@ -125,11 +128,11 @@ def _page(card: Card, settings: StockSettings) -> str:
     elif not settings.is_on_hub:
         calls = [[*calls[0], "--base", settings.base_place]]
     notes = [*settings.notes, *card.notes]
-    if settings.is_embedded:
+    if settings.embedded is not None:
         notes.insert(
             0,
             "The base model is a folder of the installed package glm-grpo; `python -c 'from "
-            'glm_grpo.models.find import find_model; print(find_model("tiny").path)\'` prints it.',
+            f"glm_grpo.models.find import find_model; print({settings.base_code})'` prints it.",
         )
     elif not settings.is_on_hub:
         notes.insert(0, f"`{settings.base_place}` stands for the folder of the base model.")

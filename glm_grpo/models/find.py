@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from huggingface_hub import hf_hub_download
 
-from glm_grpo.config import TINY
+from glm_grpo.config import EMBEDDED_MODELS
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.family import ModelFamily
 from glm_grpo.models.model_files import is_hub_id
@@ -73,15 +73,15 @@ class FoundModel:
 
 
 def find_model(path: str) -> FoundModel:
-    """Find a model by `model.path`: `tiny`, a folder, or a hub id.
+    """Find a model by `model.path`: an embedded one such as `tiny`, a folder, or a hub id.
 
     Where nothing can be read, the family's checks say why.
 
     Raises:
         ConfigError: The model is of no family.
     """
-    if path == TINY:
-        path = str(files("glm_grpo.tiny") / "weights" / "pipeline")
+    if path in EMBEDDED_MODELS:
+        path = str(files("glm_grpo").joinpath(EMBEDDED_MODELS[path]))
     # Imported when it is needed, because a family imports the classes of its models.
     family = import_module(f"glm_grpo.models.{_find_family(path)}.family")
     return FoundModel(cast("ModelFamily", family), path)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from glm_grpo.config import TINY, Config
+from glm_grpo.config import Config
 from glm_grpo.data.files import shorten
 from glm_grpo.data.prompts import PromptSource, shared_rows
 from glm_grpo.models.base import TextRule
@@ -14,7 +14,7 @@ from glm_grpo.models.planning import Planner
 from glm_grpo.output import counted, printable
 from glm_grpo.setup.prompts import Prompts
 from glm_grpo.setup.rewards import ASKING, ASKING_FOR_OBJECTS
-from glm_grpo.tiny.prompts import is_known, known_form
+from glm_grpo.tiny.embedded import EMBEDDED
 from rewards.terms.composition_rows import read_composition
 from rewards.texts import find_quoted_texts
 
@@ -50,19 +50,19 @@ def hint_at_prompts(config: Config, prompts: Prompts, text_rule: TextRule | None
         for name, weight in config.reward.weights().items()
         if weight < 0
     ]
-    if config.model.path == TINY:
+    if (embedded := EMBEDDED.get(config.model.path)) is not None:
         is_edit = config.data.sources > 0
         for of, prompt_set in prompts.named():
             rows = [
                 row
                 for row, caption in enumerate(prompt_set.captions())
-                if not is_known(caption, is_edit=is_edit)
+                if not embedded.is_known(caption, is_edit=is_edit)
             ]
             if rows:
                 lines.append(
                     f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
                     f"{'is' if len(rows) == 1 else 'are'} not of the form "
-                    f"{known_form(is_edit=is_edit)} that the embedded model knows: "
+                    f"{embedded.known_form(is_edit=is_edit)} that the embedded model knows: "
                     f"{_name_some(prompt_set, rows)}"
                 )
     if text_rule is not None:

@@ -15,7 +15,7 @@ from glm_grpo.data.prompts import (
 )
 from glm_grpo.errors import Errors
 from glm_grpo.models.base import ReservedTokens
-from glm_grpo.tiny.prompts import tiny_prompts
+from glm_grpo.tiny.prompts import embedded_prompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.types import PromptBatch
 
@@ -57,7 +57,7 @@ def read_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> Prom
     height, width = config.rollout.height, config.rollout.width
     if path.startswith(EMBEDDED):
         name = path.removeprefix(EMBEDDED)
-        return tiny_prompts(name, height=height, width=width, sources=config.data.sources)
+        return embedded_prompts(name, height=height, width=width, sources=config.data.sources)
     return load_prompts(
         path, height=height, width=width, reserved=reserved, sources=config.data.sources
     )

@@ -1,4 +1,4 @@
-"""Prompt sets of the synthetic world: signs to generate, and signs to edit."""
+"""Prompt sets of the synthetic worlds: signs to generate, signs to edit, and shapes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from glm_grpo.digests import digest
 from glm_grpo.errors import DataError
 from glm_grpo.tiny import edits, world
+from glm_grpo.tiny.objects.prompts import OBJECT_SETS, ObjectPrompts, object_prompts
 from rewards.types import Prompt
 
 _SETS = {
@@ -21,19 +22,6 @@ _SETS = {
     "edit-heldout": (world.HELD_OUT_WORDS, 4),
 }
 """Set name -> words, and the seed for their shapes, colours and positions."""
-
-EXAMPLE_CAPTION = 'white on green: a square above the word "PARK"'
-EXAMPLE_INSTRUCTION = 'write instead "PARK"'
-
-
-def is_known(prompt: str, *, is_edit: bool) -> bool:
-    """Whether the embedded model was trained on prompts of this form."""
-    return edits.is_instruction(prompt) if is_edit else world.is_caption(prompt)
-
-
-def known_form(*, is_edit: bool) -> str:
-    """Describe the form that `is_known` accepts."""
-    return edits.INSTRUCTION_FORM if is_edit else world.CAPTION_FORM
 
 
 @dataclass(frozen=True)
@@ -108,6 +96,14 @@ class WorldPrompts:
         )
 
 
+def embedded_prompts(
+    name: str, *, height: int, width: int, sources: int = 0
+) -> WorldPrompts | ObjectPrompts:
+    """Read a prompt set of one of the two worlds; see `tiny_prompts` and `object_prompts`."""
+    read = object_prompts if name in OBJECT_SETS else tiny_prompts
+    return read(name, height=height, width=width, sources=sources)
+
+
 def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> WorldPrompts:
     """One sign per word, with its image as the target; with one source, two edits per word.
 
@@ -118,7 +114,7 @@ def tiny_prompts(name: str, *, height: int, width: int, sources: int = 0) -> Wor
     if name not in _SETS:
         raise DataError(
             f"there is no prompt set 'tiny:{name}'; the sets are "
-            f"{', '.join(f'tiny:{known}' for known in _SETS)}"
+            f"{', '.join(f'tiny:{known}' for known in (*_SETS, *OBJECT_SETS))}"
         )
     is_edit = name.startswith("edit-")
     if sources != int(is_edit):

@@ -170,7 +170,7 @@ def _snippet(settings: StockSettings, *, is_adapter: bool) -> str:
 pipeline = GlmImagePipeline.from_pretrained({settings.base_code}, {dtype})
 pipeline.vision_language_encoder.load_adapter(".")
 pipeline.vision_language_encoder.generation_config = GenerationConfig.from_pretrained(".")"""
-    if is_adapter and settings.is_embedded:
+    if is_adapter and settings.embedded is not None:
         imports += "from glm_grpo.models.find import find_model\n"
     return f"""\
 import torch

@@ -183,6 +183,8 @@ def _metadata(is_adapter: bool, settings: StockSettings) -> ModelCardData:
 
 
 def _describe_license(settings: StockSettings) -> str:
+    if settings.embedded is not None:
+        return f"Licence: that of the base model, {settings.license}."
     model = f"[DeepSeek Model License]({_LICENSE_LINK})"
     if settings.license is None:
         return (

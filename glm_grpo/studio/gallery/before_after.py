@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from glm_grpo.config import TINY, Config
+from glm_grpo.config import EMBEDDED_MODELS, Config
 from glm_grpo.errors import CheckpointError, ConfigError, StorageError
 from glm_grpo.output import without_folders
 from glm_grpo.run.config import read_config, read_config_text
@@ -238,7 +238,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         without_folders=without_folders,
         reward=None if config is None else _describe_reward(config),
         terms=None if config is None else _terms_table(config),
-        is_miniature=config is not None and config.model.path == TINY,
+        is_miniature=config is not None and config.model.path in EMBEDDED_MODELS,
         changes=_changes_table(summary, steps, config) if summary else None,
         interval=interval,
         show_change=show_change,
