@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,9 @@ LARGEST_ASPECT = 4
 
 LONGEST_ID = 100
 USABLE_ID = re.compile(rf"[^./\\][^/\\]{{0,{LONGEST_ID - 1}}}")
+
+_HAVE_TEXT = (datetime.date, datetime.time, datetime.timedelta, Decimal)
+"""Values of tables that JSON has no word for, and that become texts."""
 
 _LIST_OF_TEXTS = re.compile(r"""\s*\[\s*["'\]]""")
 """Start of a list in a cell; `[SALE]` is a text in brackets."""
@@ -273,19 +279,34 @@ def _read_metadata(row: Row) -> dict[str, Any]:
 
     Those of GenEval are checked, so that the term `composition` can score the images.
     """
-    found = {}
-    for name, value in row.fields.items():
-        if name in READ_FIELDS or value is None:
-            continue
-        if row.has_cells and name in JSON_FIELDS:
-            value = _read_list(row, name, value)
-        with suppress(TypeError, ValueError):
-            found[name] = json.loads(json.dumps(value, allow_nan=False))
+    given = {
+        name: _read_list(row, name, value) if name in JSON_FIELDS else value
+        for name, value in row.fields.items()
+        if name not in READ_FIELDS and not _is_missing(value)
+    }
     try:
-        read_composition(found)
+        # Before values are left out, because images would then be scored by less than was asked.
+        read_composition(given)
     except CompositionError as error:
         raise DataError(f"{row.origin}: {error}") from error
-    return found
+    found = {}
+    for name, value in given.items():
+        with suppress(TypeError, ValueError):
+            found[name] = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_as_text)
+    for name, text in found.items():
+        _refuse_surrogate(row, name, name + text)
+    return {name: json.loads(text) for name, text in found.items()}
+
+
+def _is_missing(value: object) -> bool:
+    # By NaN, pandas says so.
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, _HAVE_TEXT):
+        return str(value)
+    raise TypeError(f"JSON has no word for {value!r}")
 
 
 def _read_image(row: Row, field: str, value: object) -> ImageSource:

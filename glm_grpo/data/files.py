@@ -34,7 +34,10 @@ READ_FIELDS = frozenset(("prompt", "id", "text", *TARGET_FIELDS, *SOURCE_FIELDS)
 """Fields with a meaning; all others are metadata."""
 
 JSON_FIELDS = ("include", "exclude")
-"""Metadata of GenEval's rows, which a table writes as JSON."""
+"""Metadata of GenEval's rows, which a table may write as JSON."""
+
+ASKING_FIELDS = (*JSON_FIELDS, "tag")
+"""All metadata of GenEval's rows."""
 
 HUB_SPLIT = "train"
 TARGET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -137,7 +140,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             columns = [
                 column.name
                 for column in schema
-                if column.name in READ_FIELDS or not _has_bytes(column.type)
+                if column.name in {*READ_FIELDS, *ASKING_FIELDS} or not _has_bytes(column.type)
             ]
             others = dict.fromkeys(name for name in schema.names if name not in columns)
             number = 0

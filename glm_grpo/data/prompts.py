@@ -24,6 +24,7 @@ from glm_grpo.data.entries import (
     verify_image,
 )
 from glm_grpo.data.files import (
+    ASKING_FIELDS,
     JSON_FIELDS,
     READ_FIELDS,
     SOURCE_FIELDS,
@@ -264,7 +265,7 @@ class _FieldNames:
     def __init__(self, *, has_sources: bool) -> None:
         self._kinds = (
             *(("text",), ("id",), TARGET_FIELDS, *((SOURCE_FIELDS,) * has_sources)),
-            *((name,) for name in JSON_FIELDS),
+            *((name,) for name in ASKING_FIELDS),
         )
         self._meant: dict[str, dict[str, tuple[str, ...]]] = {}
         self._alone: dict[tuple[str, str], list[str]] = {}
@@ -280,6 +281,9 @@ class _FieldNames:
                     for meant in difflib.get_close_matches(name.lower(), kind, n=1, cutoff=0.82)
                 }
             for meant, kind in self._meant[name].items():
+                # Many data sets have tags of their own.
+                if meant == "tag" and row.fields.keys().isdisjoint(JSON_FIELDS):
+                    continue
                 if row.fields.keys().isdisjoint(kind):
                     self._alone.setdefault((name, meant), []).append(row.origin)
                 else:

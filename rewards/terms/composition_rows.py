@@ -24,6 +24,9 @@ COLOURS = (
 )
 """Colours between which the rule chooses."""
 
+COUNTING = "counting"
+"""Tag of prompts with another threshold."""
+
 _KEYS_OF_INCLUDE = ("class", "count", "color", "position")
 _KEYS_OF_EXCLUDE = ("class", "count")
 
@@ -102,7 +105,12 @@ def read_composition(metadata: Mapping[str, object]) -> Composition | None:
             'class, such as [{"class": "dog", "count": 1}]'
         )
     if tag is not None and not isinstance(tag, str):
-        raise CompositionError(f"tag = {tag!r} must be a text, such as counting")
+        raise CompositionError(f"tag = {tag!r:.100} must be a text, such as counting")
+    if tag is not None and tag != COUNTING and tag.strip().casefold() == COUNTING:
+        raise CompositionError(
+            f"tag = {tag!r} is not {COUNTING}, the tag of prompts whose objects count only above "
+            "composition.counting_threshold; write it in lower case and without spaces"
+        )
     for index, condition in enumerate(wanted):
         _check_other(f"include[{index}]", index, condition, wanted)
     unwanted = _read_conditions("exclude", exclude, _KEYS_OF_EXCLUDE)
@@ -135,9 +143,10 @@ def _read_condition(where: str, row: object, keys: Sequence[str]) -> Condition:
                 f"{where} has the key {key!r}; its keys are {', '.join(keys)}{_meant(key, keys)}"
             )
     label, count = given.get("class"), given.get("count")
-    if not isinstance(label, str) or not label.strip():
+    if not isinstance(label, str) or not label or label != label.strip():
         raise CompositionError(
-            f"{where}: class {_shown(label)}; it must be the name of a class of the detector"
+            f"{where}: class {_shown(label)}; it must be the name of a class of the detector, "
+            "without spaces around it"
         )
     # JSON's true is an int in Python.
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:

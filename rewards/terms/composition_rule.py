@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rewards.detection import Detection
-from rewards.terms.composition_rows import RELATIONS, Composition, Condition, Relation
+from rewards.terms.composition_rows import (
+    COUNTING,
+    RELATIONS,
+    Composition,
+    Condition,
+    Relation,
+)
 
 _CLEAR = 0.5
 """Component of a direction above which it is a relation; 60 degrees off the axis at most."""
@@ -39,7 +45,7 @@ class Limits:
 
     def threshold_of(self, tag: str) -> float:
         """Score above which an object is found in images of prompts with a tag."""
-        return self.counting_threshold if tag == "counting" else self.threshold
+        return self.counting_threshold if tag == COUNTING else self.threshold
 
 
 PUBLISHED = Limits()

@@ -118,6 +118,7 @@ NO_IMAGE = "must be the path of an image"
         ({"prompt": "x", "text": ["A", "\ud800"]}, "'text' contains"),
         ({"prompt": "x", "id": "\ud800"}, "'id' contains"),
         ({"prompt": "x", "file_name": "\ud800.png"}, "'file_name' contains"),
+        ({"prompt": "x", "level": ["\ud800"]}, "'level' contains"),
         ({"prompt": "x", "text": ["A", r"DON\'T"]}, r"'text' contains \\'"),
         ({"prompt": "x", "id": 1.5}, "'id' is 1.5; it must be text"),
         ({"prompt": "x", "id": "../x"}, "id '../x' is used in file names"),

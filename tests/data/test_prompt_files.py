@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
@@ -108,6 +111,12 @@ def test_further_fields_are_metadata_in_every_format(tmp_path: Path) -> None:
             r"a\.csv, line 2: include has no condition, .*; name at least one class",
         ),
         ("a.csv", "prompt,include\na red car,car\n", r"line 2: include = 'car' must be a list"),
+        # Not left out as other values that JSON has no word for: the images would count as right.
+        (
+            "a.jsonl",
+            '{"prompt": "two cars", "include": [{"class": "car", "count": NaN}]}',
+            r"line 1: include\[0\]: count = nan; it must be a whole number",
+        ),
     ],
 )
 def test_objects_that_no_image_could_show_are_refused(
@@ -115,6 +124,29 @@ def test_objects_that_no_image_could_show_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         load(written(tmp_path / name, content))
+
+
+def test_a_table_may_have_conditions_as_json_but_not_as_bytes(tmp_path: Path) -> None:
+    # A column of a table has one type, and a position is a text and a number.
+    include = [*INCLUDE, {"class": "dog", "count": 1, "position": ["left of", 0]}]
+    for cell in (json.dumps(include), json.dumps(include).encode()):
+        table = pyarrow.table({"prompt": ["a dog left of a red car"], "include": [cell]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{type(cell).__name__}.parquet")
+    assert load(tmp_path / "str.parquet")[0].metadata == {"include": include}
+    with pytest.raises(DataError, match=r"row 1: include = b'.* must be a list of conditions"):
+        load(tmp_path / "bytes.parquet")
+
+
+def test_metadata_are_values_that_json_can_hold(tmp_path: Path) -> None:
+    table = {
+        "prompt": ["a"],
+        "day": [datetime.date(2024, 2, 29)],
+        "price": [Decimal("1.50")],
+        "missing": [math.nan],
+        "scores": [[1.0, math.nan]],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    assert load(tmp_path / "a.parquet")[0].metadata == {"day": "2024-02-29", "price": "1.50"}
 
 
 def test_another_row_is_another_prompt_to_a_resumed_run(tmp_path: Path) -> None:

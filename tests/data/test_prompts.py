@@ -80,6 +80,11 @@ def test_a_field_that_is_misspelt_is_refused_with_the_known_one(folder: Path) ->
         ([{"target": "red.png", "target_img": "x", "Text": "UP"}], ["'Text'"]),
         # The others have targets.
         ([{"target": "red.png"}, {"taget": "red.png"}, {"target": "red.png"}], ["'taget'"]),
+        # Without it, objects would count above another threshold.
+        (
+            [{"include": [{"class": "dog", "count": 1}], "Tag": "counting"}, {"tags": "x"}],
+            ["'Tag'"],
+        ),
         # A field of its own.
         ([{"target": "red.png", "targets": 2}, {"targets": 0}, {"target": "red.png"}], []),
     ],
