@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ class PromptSource(Protocol):
         ...
 
     def digests(self) -> dict[str, str]:
-        """Digest of each prompt with its texts and images, by id, in order."""
+        """Digest of each prompt with its texts, images and metadata, by id, in order."""
         ...
 
     def has_targets(self) -> bool:
@@ -163,12 +164,11 @@ class PromptSet:
 
 
 def _digest(entry: PromptEntry) -> str:
-    asked: tuple[object, ...] = (entry.prompt, entry.texts)
-    if entry.metadata:
-        asked += (sorted(entry.metadata.items()),)
+    """Digest of a prompt with its texts and images, and after a hyphen, of its metadata."""
     images = [each for each in (entry.target, *entry.sources) if each is not None]
     contents = (each if isinstance(each, bytes) else each.read_bytes() for each in images)
-    return digest(repr(asked).encode(), *contents)
+    asked = digest(repr((entry.prompt, entry.texts)).encode(), *contents)
+    return f"{asked}-{digest(json.dumps(entry.metadata, sort_keys=True).encode())}"
 
 
 def load_prompts(

@@ -28,7 +28,8 @@ class Provenance:
 
     Attributes:
         began: Time at which the run began, ISO 8601 in UTC.
-        held_out: Digest of each held-out prompt, with its texts and images, by id.
+        held_out: Digest of each held-out prompt, with its texts and images, by id; behind a hyphen,
+            that of its metadata. Runs of versions without metadata do not have the latter.
         training: Likewise for the training prompts, in their order.
         files: Digest of the model, of the checkpoint that the run starts from, and of each file
             that a term reads, by config key.
@@ -100,12 +101,20 @@ def changed_prompts(before: Digests, after: Digests) -> str:
     kinds = {
         "added": [name for name in after if name not in before],
         "removed": [name for name in before if name not in after],
-        "changed": [name for name in after if before.get(name, after[name]) != after[name]],
+        "changed": [
+            name for name in after if name in before and _is_other(before[name], after[name])
+        ],
     }
     parts = [_count(names, kind) for kind, names in kinds.items() if names]
     if not parts and list(before) != list(after):
         return "another order"
     return ", ".join(parts)
+
+
+def _is_other(before: str, after: str) -> bool:
+    """Whether two digests of a prompt are known to differ."""
+    (prompt, _, row), (prompt_now, _, row_now) = (each.partition("-") for each in (before, after))
+    return prompt != prompt_now or (bool(row and row_now) and row != row_now)
 
 
 def changed_keys(before: Digests, after: Digests) -> list[str]:

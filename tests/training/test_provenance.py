@@ -27,6 +27,7 @@ from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import find_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.provenance import (
+    Digests,
     Provenance,
     describe_mixed_scores,
     read_provenance,
@@ -243,6 +244,25 @@ FILES = {
     "model.start_from": "start/checkpoints/step-000001",
     "reward.terms.clip_score.clip_weights": "weights.safetensors",
 }
+
+
+def test_a_run_of_a_version_without_metadata_is_resumed(project: Path) -> None:
+    for name in ("train", "held"):
+        (project / f"{name}.jsonl").write_text('{"prompt": "a 0", "level": 1}\n{"prompt": "a 1"}')
+    begin()
+    begun = read_provenance(RunFolder(project / "run"))
+    assert begun is not None
+
+    def old(digests: Digests) -> Digests:
+        return {name: each.partition("-")[0] for name, each in digests.items()}
+
+    before = dataclasses.replace(begun, held_out=old(begun.held_out), training=old(begun.training))
+    write_provenance(RunFolder(project / "run"), before)
+    resume()
+    # Now they are known.
+    (project / "train.jsonl").write_text('{"prompt": "a 0", "level": 2}\n{"prompt": "a 1"}')
+    with pytest.raises(CheckpointError, match=r"train\.jsonl: 1 changed \(00000\)"):
+        resume()
 
 
 def test_a_run_keeps_where_its_files_are(project: Path) -> None:
