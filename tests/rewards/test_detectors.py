@@ -584,6 +584,13 @@ def test_a_function_finds_what_was_asked_for_cut_to_the_image(
         ),
         ("cat(colours={'red': 2})", "its colours are {'red': 2}; they must be probabilities"),
         ("cat(colours={})", "its colours are {}"),
+        # The first of equal colours would be the object's.
+        ("cat(colours={'red': 0.0, 'blue': 0.0})", "at least one above 0"),
+        ("cat(colours={'Red': 0.9})", "its colour 'Red' must be written 'red'"),
+        # What would be overlooked, as if the image did not show it.
+        ("cat(label=15)", "image 0: 15: its label is of type int; it must be the name of a class"),
+        ("cat(label=' Cat')", "asked for 'cat'; return names of classes exactly as they are given"),
+        ("cat(left=0.25, right=0.75)", "no box ends after pixel 1; boxes are in pixels: multiply"),
     ],
 )
 def test_what_a_function_must_not_return_is_refused(
@@ -602,6 +609,21 @@ def test_what_a_function_must_not_return_is_refused(
         detector.detect(patches(1, 8, 6), ("cat",))
     assert str(caught.value).startswith(f"{KEY} 'mine.py:detect': ")
     assert problem in str(caught.value)
+
+
+def test_a_function_may_return_the_numbers_of_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = (
+        "found = Detection('cat', 0.5, 0.0, 0.0, 1.0, 1.0)\n"
+        "    numbers = zip(('score', 'left', 'top', 'right', 'bottom'),\n"
+        "                  torch.tensor([0.75, 1.0, 2.0, 3.0, 4.0]))\n"
+        "    found.__dict__.update(numbers, colours={'red': torch.tensor(0.5)})\n"
+        "    return [[found]]"
+    )
+    ((found,),) = detector_of(tmp_path, body, monkeypatch).detect(patches(1, 8, 6), ("cat",))
+    assert found == Detection("cat", 0.75, 1.0, 2.0, 3.0, 4.0, colours={"red": 0.5})
+    assert type(found.score) is float
 
 
 def test_a_function_that_cannot_be_called_is_refused_at_the_door(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rewards.detection import Detection
 from rewards.process_defaults import defaults_kept
+from rewards.terms.composition_rows import COLOURS
 from rewards.terms.detectors.base import Limits, best_of_each_class
 from rewards.types import RewardError
 from rewards.user_functions import load_function
@@ -65,10 +66,16 @@ class FunctionDetector:
                 "which may be empty"
             )
         height, width = pixels.shape[2:]
-        return [
-            best_of_each_class(self._of_image(each, index, classes, height, width), self._limits)
-            for index, each in enumerate(found)
+        detections = [
+            self._of_image(each, index, classes, height, width) for index, each in enumerate(found)
         ]
+        edges = [max(each.right, each.bottom) for of_image in detections for each in of_image]
+        if 0 < max(edges, default=0) <= 1:
+            raise RewardError(
+                f"{self._key} {self._name!r}: no box ends after pixel 1; boxes are in pixels: "
+                "multiply fractions of the image by its width and height"
+            )
+        return [best_of_each_class(each, self._limits) for each in detections]
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty: networks that the function uses stay where it puts them."""
@@ -82,14 +89,15 @@ class FunctionDetector:
                 f"{self._key} {self._name!r}: image {index}: {found!r:.100} is not a list of "
                 "rewards.Detection"
             )
-        kept = [each for each in found if each.label in classes]
-        for each in kept:
-            problem = _problem(each, height, width)
-            if problem:
+        for each in found:
+            problem = _label_problem(each.label, classes)
+            if problem is None and each.label in classes:
+                problem = _problem(each, height, width)
+            if problem is not None:
                 raise RewardError(
                     f"{self._key} {self._name!r}: image {index}: {each.label}: {problem}"
                 )
-        return [_cut(each, height, width) for each in kept]
+        return [_cut(each, height, width) for each in found if each.label in classes]
 
 
 def load_detecting_function(name: str, folder: str | None, *, key: str) -> DetectingFunction:
@@ -122,18 +130,33 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
+def _label_problem(label: object, classes: Sequence[str]) -> str | None:
+    """Why an object would be overlooked, whatever it is."""
+    if not isinstance(label, str):
+        return f"its label is of type {type(label).__name__}; it must be the name of a class"
+    near = [name for name in classes if _folded(name) == _folded(label) and label not in classes]
+    if near:
+        return f"asked for {near[0]!r}; return names of classes exactly as they are given"
+    return None
+
+
+def _folded(name: str) -> str:
+    return name.strip().casefold()
+
+
 def _problem(found: Detection, height: int, width: int) -> str | None:
     """What is wrong with a detection, with the rule and the remedy."""
-    box = (found.left, found.top, found.right, found.bottom)
+    box = tuple(map(_plain, (found.left, found.top, found.right, found.bottom)))
     if not _is_probability(found.score):
         return f"its score is {found.score!r}; it must be a number from 0 to 1, such as a sigmoid"
     if not all(isinstance(edge, Real) and math.isfinite(edge) for edge in box):
         return f"its box is {box}; its edges must be finite numbers, in pixels"
-    if found.left > found.right or found.top > found.bottom:
+    left, top, right, bottom = box
+    if left > right or top > bottom:
         return (
             f"its box is {box}; it must be left, top, right, bottom, not left, top, width, height"
         )
-    if found.left >= width or found.top >= height or found.right <= 0 or found.bottom <= 0:
+    if left >= width or top >= height or right <= 0 or bottom <= 0:
         return (
             f"its box {box} is outside the image, {width} x {height}; boxes are in pixels of the "
             "image as it was given"
@@ -153,15 +176,25 @@ def _problem(found: Detection, height: int, width: int) -> str | None:
         and colours
         and all(isinstance(name, str) for name in colours)
         and all(map(_is_probability, colours.values()))
+        and any(colours.values())
     ):
         return (
             f"its colours are {colours!r:.100}; they must be probabilities from 0 to 1 by name, "
-            "such as {'red': 0.9, 'blue': 0.1}, or None"
+            "at least one above 0, such as {'red': 0.9, 'blue': 0.1}, or None"
         )
+    wrong = [name for name in colours or () if name not in COLOURS and _folded(name) in COLOURS]
+    if wrong:
+        return f"its colour {wrong[0]!r} must be written {_folded(wrong[0])!r}"
     return None
 
 
-def _is_probability(value: object) -> bool:
+def _plain(number: object) -> Any:
+    """Python's number for that of a network, which may be a tensor."""
+    return number.item() if isinstance(number, Tensor) and number.ndim == 0 else number
+
+
+def _is_probability(number: object) -> bool:
+    value = _plain(number)
     return isinstance(value, Real) and 0 <= float(value) <= 1
 
 
@@ -174,4 +207,7 @@ def _cut(found: Detection, height: int, width: int) -> Detection:
         right=min(float(found.right), float(width)),
         bottom=min(float(found.bottom), float(height)),
         mask=None if found.mask is None else found.mask.cpu(),
+        colours=None
+        if found.colours is None
+        else {name: float(part) for name, part in found.colours.items()},
     )
