@@ -285,6 +285,16 @@ def test_box_detectors_use_the_image_processor_that_they_have(
     assert found
 
 
+@pytest.mark.parametrize("kind", ["rt_detr_v2", "d_fine"])
+def test_box_detectors_without_a_processor_name_the_sizes_that_they_take(
+    kind: str, saved: Save
+) -> None:
+    detector = load(saved(kind))
+    detector.detect(patches(1, 64, 96), ("star",))
+    with pytest.raises(RewardError, match="has 90 x 64 pixels, .* only multiples of 32: scale it"):
+        detector.detect(patches(1, 64, 90), ("star",))
+
+
 def test_of_boxes_on_the_same_place_the_best_stays_whatever_its_class() -> None:
     boxes = torch.tensor(
         [
@@ -337,6 +347,13 @@ def test_owlv2_is_asked_for_photos_of_the_classes(saved: Save) -> None:
         )
         assert_equal(detections, expected)
     assert len({each.label for detections in found for each in detections}) == 2
+
+
+def test_owlv2_refuses_a_name_of_which_it_would_read_the_beginning(saved: Save) -> None:
+    detector = load(saved("owlv2"))
+    # A token for each letter, and two at the ends, for a model of 40 tokens.
+    with pytest.raises(RewardError, match=r"'a photo of a x{30}' is 41 tokens, .* at most 40; use"):
+        detector.detect(patches(1, 48, 72), ["dog", "x" * 30])
 
 
 def test_grounding_dino_scores_a_class_by_the_best_of_its_own_tokens(saved: Save) -> None:

@@ -18,6 +18,7 @@ from rewards.terms.detectors.base import (
     device_of,
     prepare,
 )
+from rewards.types import RewardError
 
 
 class BoxDetector:
@@ -50,15 +51,26 @@ class BoxDetector:
     def detect(
         self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
     ) -> list[list[Detection]]:
-        """See `Detector.detect`."""
+        """See `Detector.detect`.
+
+        Raises:
+            RewardError: Without a processor, the model does not take images of this size.
+        """
         device = device_of(self._model)
+        size = pixels.shape[3], pixels.shape[2]
+        stride = max(self._model.config.feat_strides)
+        if self._processor is None and any(side % stride for side in size):
+            raise RewardError(
+                f"the image has {size[0]} x {size[1]} pixels, and a detector without an image "
+                f"processor takes only multiples of {stride}: scale it, or save a processor with "
+                "processor.save_pretrained(folder) beside the model"
+            )
         inputs = (
             to_unit_range(pixels, device)
             if self._processor is None
             else prepare(self._processor, pixels, device)["pixel_values"]
         )
         output = self._model(pixel_values=inputs)
-        size = pixels.shape[3], pixels.shape[2]
         boxes = boxes_in_pixels(output.pred_boxes.float().cpu(), scale=size, size=size)
         return [
             detections_of_boxes(scores, each, self._labels, asked=classes, limits=self._limits)

@@ -66,13 +66,21 @@ class Owlv2Detector(_ZeroShotDetector):
     def detect(
         self, pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]
     ) -> list[list[Detection]]:
-        """See `Detector.detect`."""
+        """See `Detector.detect`.
+
+        Raises:
+            RewardError: The name of a class is too long for the model.
+        """
+        longest = self._model.config.text_config.max_position_embeddings
+        captions = [f"a photo of a {name}" for name in classes]
+        for caption, ids in zip(captions, self._tokenizer(captions)["input_ids"], strict=True):
+            if len(ids) > longest:
+                raise RewardError(
+                    f"{caption!r} is {len(ids)} tokens, and this detector reads at most {longest}; "
+                    "use a shorter name of the class"
+                )
         tokens = self._tokenizer(
-            [f"a photo of a {name}" for name in classes],
-            padding="max_length",
-            truncation=True,
-            max_length=self._model.config.text_config.max_position_embeddings,
-            return_tensors="pt",
+            captions, padding="max_length", max_length=longest, return_tensors="pt"
         )
         device = device_of(self._model)
         # The network takes the queries of one image after the other.
