@@ -80,7 +80,7 @@ class VlmJudgeConfig(TermConfig):
             raise problem_at(("lowest",), self.lowest, rule, remedy)
         try:
             self.ask(Prompt("", "", metadata=defaultdict(str)))
-        except (ValueError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             rule = f"cannot be filled in ({describe_error(error)}): it may contain {_PLACEHOLDERS}"
             remedy = "double literal braces: {{ and }}"
             raise problem_at(("question",), self.question, rule, remedy) from error
@@ -90,6 +90,9 @@ class VlmJudgeConfig(TermConfig):
     def needs(self) -> tuple[Need, ...]:
         """Parts of a prompt that the question mentions."""
         used = {field for _, field, _, _ in string.Formatter().parse(self.question)}
+        if self.columns():
+            # They say what the image is judged by, as a caption does.
+            used.add("prompt")
         return tuple(need for need in ("prompt", "text") if need in used)
 
     def columns(self) -> tuple[str, ...]:
@@ -176,6 +179,15 @@ class VlmJudgeReward:
                 f"vlm_judge.question names {missing[0]!r}, a column that prompt {prompt.prompt_id} "
                 "does not have; add it to every row of the prompts"
             )
+        try:
+            self._config.ask(prompt)
+        # Such as a column whose name is a number, which the format takes for an index.
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RewardError(
+                f"vlm_judge.question cannot be filled in for prompt {prompt.prompt_id} "
+                f"({describe_error(error)}); it may contain {_PLACEHOLDERS}, where the name of a "
+                "column is not a number"
+            ) from error
         return has_needs(prompt, self._config.needs())
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:

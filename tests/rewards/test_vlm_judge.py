@@ -280,6 +280,7 @@ def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
         ('Answer {"score": 1}', "double literal braces"),
         ("a } b", "Single '}'"),
         ("{metadata.tag}", "AttributeError"),
+        ("{metadata[tag][name]}", "TypeError"),
     ],
 )
 def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str) -> None:
@@ -295,6 +296,7 @@ def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str)
         ("{text} in {prompt}?", ("prompt", "text")),
         ("{{text}} in {prompt}?", ("prompt",)),
         ("{{{text}}}?", ("text",)),
+        ("{metadata[scene]}?", ("prompt",)),
     ],
 )
 def test_question_needs_what_it_asks_about(template: str, needs: tuple[str, ...]) -> None:
@@ -312,3 +314,5 @@ def test_question_may_name_further_columns_of_the_row() -> None:
         assert reward.applies_to(dogs)
         with pytest.raises(RewardError, match=r"'count'.* prompt dog "):
             reward.applies_to(Prompt("dog", "a dog"))
+        with pytest.raises(RewardError, match=r"filled in for prompt p \(KeyError: 0\)"):
+            connect(judge, "{metadata[0]}?").applies_to(Prompt("p", "a dog", metadata={"0": 1}))
