@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import UInt8
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from torch import Tensor
 
 from rewards.base import Need
@@ -49,6 +57,14 @@ class SentPrompt(_Request):
     target: _Pixels | None = None
     sources: tuple[_Pixels, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_metadata(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave metadata out that are empty, which servers of earlier versions do not know."""
+        sent: dict[str, Any] = dump(self)
+        if not self.metadata:
+            del sent["metadata"]
+        return sent
 
 
 class SentImage(_Request):

@@ -146,6 +146,8 @@ def test_remote_sends_the_images_that_the_scorer_compares_with(needs: tuple[Need
     else:
         assert (seen.target, seen.sources) == (None, ())
     assert seen.metadata == EDIT.metadata
+    # Servers of earlier versions refuse what they do not know.
+    assert b"metadata" not in request_of([DOG])
 
 
 def test_remote_refuses_a_scorer_that_compares_with_something_else() -> None:
