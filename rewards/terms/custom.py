@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -100,6 +101,7 @@ def _copy(prompt: Prompt) -> Prompt:
         prompt,
         target=None if prompt.target is None else prompt.target.clone(),
         sources=tuple(source.clone() for source in prompt.sources),
+        metadata=copy.deepcopy(dict(prompt.metadata)),
     )
 
 

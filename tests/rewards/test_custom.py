@@ -100,19 +100,24 @@ def test_custom_function_may_return_parts_and_notes(write_module: Write, parts: 
     assert score(f"{name}:score").notes == {"mine": (("a", "b", "c"),)}
 
 
-def test_custom_function_that_works_in_place_leaves_the_images_alone(write_module: Write) -> None:
+def test_custom_function_that_works_in_place_changes_neither_images_nor_prompts(
+    write_module: Write,
+) -> None:
     name = write_module(
         "def score(prompts, pixels):\n"
         "    prompts[0].target.zero_()\n"
+        "    prompts[0].metadata.pop('include').clear()\n"
         "    pixels.zero_()\n"
         "    return pixels.float().mean(dim=(1, 2, 3))\n"
     )
     pixels = torch.full((1, 3, 2, 2), 7, dtype=torch.uint8)
-    prompt = Prompt("dog", "a dog", target=pixels[0].clone())
+    asked = {"include": [{"class": "dog", "count": 1}]}
+    prompt = Prompt("dog", "a dog", target=pixels[0].clone(), metadata=asked)
     scores = CustomReward(f"{name}:score", needs=()).score([prompt], pixels)
     assert scores.tolist() == [0.0]
     assert (pixels == 7).all()
     assert (prompt.target == 7).all()
+    assert prompt.metadata == {"include": [{"class": "dog", "count": 1}]}
 
 
 def test_custom_module_finds_its_neighbours_and_leaves_the_path_as_it_was(
