@@ -414,7 +414,8 @@ def _check_box(box: ScoreBox, image: int) -> ScoreBox:
             f"image {image}: {box} is not finite, or ends before it begins; give pixels from the "
             "upper left corner, and leave out boxes without a value or a place"
         )
-    return ScoreBox(value, left, top, right, bottom, str(box.text), str(box.kind))
+    text, kind = ("" if each is None else str(each) for each in (box.text, box.kind))
+    return ScoreBox(value, left, top, right, bottom, text, kind)
 
 
 def _describe(found: object) -> str:
