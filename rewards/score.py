@@ -368,7 +368,6 @@ def _score_group(
         score_map = None
         if grid is not None and found is not None:
             # Now, because maps of all groups at the resolution of images can take gigabytes.
-            # Now, because maps of all groups at the resolution of images can take gigabytes.
             by_place = without_kind(found) if isinstance(found, tuple) else found
             score_map = map_on_grid(by_place, grid, height=height, width=width)
         boxes = found if isinstance(found, tuple) else ()

@@ -6,7 +6,7 @@ Axes: P prompts, G images per prompt, R reward terms, H W pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxtyping import Bool, Float32, UInt8
@@ -116,6 +116,10 @@ class RewardTable:
     score_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
     kind_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
     score_boxes: Mapping[str, tuple[ScoreBoxes, ...]] = field(default_factory=dict)
+
+    def without_places(self) -> RewardTable:
+        """The same scores, without what their parts earned."""
+        return replace(self, score_map={}, kind_map={}, score_boxes={})
 
     def is_refused(self) -> Bool[Tensor, "P G R"]:
         """Whether a term that applies to the prompt of an image refused to score it."""

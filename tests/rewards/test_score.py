@@ -313,6 +313,8 @@ def test_scorer_compares_boxes_of_a_kind_wherever_they_stand() -> None:
     expected[0, 0, 0, 0], expected[0, 1, 0, 1], expected[0, 2, 1, 1] = -40, 50, -10
     assert table.kind_map["letters"].equal(expected)
     assert table.score_map["letters"].count_nonzero() == 0
+    bare = table.without_places()
+    assert [bare.score_map, bare.kind_map, bare.score_boxes] == [{}] * 3
     # The image that a judge refuses is left out of the group: 40 and 70 remain.
     table = score(letters, Term("judge", FakeReward("judge", refuse_second), 1.0))
     expected[0, 0, 0, 0], expected[0, 1, 0, 1], expected[0, 2, 1, 1] = -15, 0, 15

@@ -200,7 +200,7 @@ def _probe_batch(
         credit.add(experience)
     batch = experience.prompts
     # Only gradients need to know what places earned.
-    table = replace(experience.scores, score_map={}, score_boxes={})
+    table = experience.scores.without_places()
     token_ids = experience.rollout.token_ids
     full, steps, cheap_steps = None, models.decoder.steps, config.decode.training_steps
     if steps is not None and cheap_steps is not None and cheap_steps != steps:

@@ -147,12 +147,10 @@ def _rank_agreement(
             some = part_of_batch(batch, range(groups))
             _, full = decode_and_score(models, some, token_ids)
             cheap = replace(
-                table,
+                table.without_places(),
                 raw=table.raw[:groups],
                 is_applicable=table.is_applicable[:groups],
                 notes={},
-                score_map={},
-                score_boxes={},
             )
             own.append((cheap, full))
     pairs = [pair for part in processes.gather(own) for pair in part]
