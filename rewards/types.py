@@ -60,9 +60,14 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse a text, which would be taken for a tuple of letters."""
+        """Refuse a text, which would be taken for a tuple of letters, and a row without names."""
         if isinstance(self.texts, str):
             raise ValueError(f"texts must be a tuple; write texts=({self.texts!r},)")
+        if not isinstance(self.metadata, Mapping):
+            raise ValueError(
+                f"metadata is {self.metadata!r:.100}; it must be a mapping, such as "
+                "metadata={'include': [{'class': 'dog', 'count': 1}]}, or be left out"
+            )
 
 
 @dataclass(frozen=True)

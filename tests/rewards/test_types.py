@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.types import RewardError, describe_error
+from rewards.types import Prompt, RewardError, describe_error
 
 WORDLESS = ValueError()
 WORDLESS.__cause__ = OSError("a side of 0")
@@ -21,3 +21,8 @@ WORDLESS.__cause__ = OSError("a side of 0")
 )
 def test_describe_error_never_says_nothing(error: Exception, said: str) -> None:
     assert describe_error(error) == said
+
+
+def test_metadata_without_names_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"metadata is \[\{'class'.*; it must be a mapping"):
+        Prompt("dog", "a dog", metadata=[{"class": "dog", "count": 1}])
