@@ -182,9 +182,9 @@ def _problem(found: Detection, height: int, width: int) -> str | None:
             f"its colours are {colours!r:.100}; they must be probabilities from 0 to 1 by name, "
             "at least one above 0, such as {'red': 0.9, 'blue': 0.1}, or None"
         )
-    wrong = [name for name in colours or () if name not in COLOURS and _folded(name) in COLOURS]
-    if wrong:
-        return f"its colour {wrong[0]!r} must be written {_folded(wrong[0])!r}"
+    for name in found.colours or ():
+        if name not in COLOURS and _folded(name) in COLOURS:
+            return f"its colour {name!r} must be written {_folded(name)!r}"
     return None
 
 
