@@ -6,7 +6,7 @@ Messages are JSON, with images as lossless PNG in base64. Nothing is ever unpick
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -17,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    SerializerFunctionWrapHandler,
     model_serializer,
 )
 from torch import Tensor
@@ -59,7 +58,7 @@ class SentPrompt(_Request):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
-    def _without_empty_metadata(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_empty_metadata(self, dump: Callable[[Any], Any]) -> dict[str, Any]:
         """Leave metadata out that are empty, which servers of earlier versions do not know."""
         sent: dict[str, Any] = dump(self)
         if not self.metadata:
