@@ -420,6 +420,17 @@ def test_prompts_that_are_far_longer_are_named(
         assert f": {', '.join(named)};" in line
 
 
+def test_a_column_that_no_held_out_prompt_has_is_refused(tmp_path: Path, configs_dir: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "category": "b"}\n')
+    data = ("data.path=tiny:train", f"data.eval_path={path}")
+    known = compose_config(configs_dir, "tiny", [*LEAST, *data, "eval.group_by=category"])
+    assert len(prompts_of(known).held_out) == 1
+    other = compose_config(configs_dir, "tiny", [*LEAST, *data, "eval.group_by=categories"])
+    with pytest.raises(ConfigError, match=r"eval.group_by = 'categories'.*name one of category"):
+        prompts_of(other)
+
+
 @pytest.mark.parametrize("reward", ["ocr", "aesthetic"])
 def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     tmp_path: Path, configs_dir: Path, reward: str
@@ -474,9 +485,9 @@ def test_objects_that_a_term_could_never_find_are_refused_before_a_model_is_load
     config = compose_config(configs_dir, "tiny", words)
     if is_refused:
         with pytest.raises(ConfigError, match="prompt b asks for 3 dog, but at most composition"):
-            check_metadata(config, prompts_of(config))
+            check_metadata(config, prompts_of(config).training, is_training=True)
     else:
-        check_metadata(config, prompts_of(config))
+        check_metadata(config, prompts_of(config).training, is_training=True)
 
 
 def test_objects_that_prompts_ask_for_are_listed(tmp_path: Path, configs_dir: Path) -> None:

@@ -323,6 +323,9 @@ class EvalSection(Options):
     """Evaluate and export a moving average of the weights, with this decay per training step, such
     as 0.9; in the first steps a smaller one, at most step / (step + 9). Absent: the weights
     themselves."""
+    group_by: MayChange[str | None] = Field(default=None, min_length=1, examples=["category"])
+    """Column of the prompts by which scores are also shown, such as `category`; absent: `tag`, if
+    rows have one."""
 
 
 def _check_text(text: str) -> str:

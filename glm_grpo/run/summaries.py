@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas
 import torch
 from jaxtyping import Float32
@@ -25,6 +27,9 @@ _BOOTSTRAP_SEED = 0
 
 FEWEST_PROMPTS = 10
 """With fewer there is no interval: a bootstrap of a handful of differences is far too narrow."""
+
+
+Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,50 @@ def paired_bootstrap(
         resamples: Number of resampled means.
     """
     differences = (after.double() - before.double()).cpu().numpy()
+    low, high = _bootstrap([differences], confidence=confidence, resamples=resamples, seed=seed)
+    return Interval(float(differences.mean()), low=float(low), high=float(high))
+
+
+def mean_of_groups(groups: Sequence[Float64Array]) -> tuple[Float64Array, ...]:
+    """Mean over groups of the mean over their prompts, with the ends of its 95 % interval.
+
+    The bootstrap of `paired_bootstrap`, with as many prompts from each group as it has, because the
+    groups of a benchmark are fixed. Rows are resampled together, so differences of rows are paired.
+
+    Args:
+        groups: For each group a row per figure and a column per prompt, at least one.
+
+    Returns:
+        Means, lower and upper ends, one per figure; ends are NaN if a group has fewer than
+        `FEWEST_PROMPTS`.
+    """
+    means = _mean_of_means(*groups)
+    if min(group.shape[-1] for group in groups) < FEWEST_PROMPTS:
+        return means, np.full_like(means, np.nan), np.full_like(means, np.nan)
+    return means, *_bootstrap(groups, confidence=0.95, resamples=10_000, seed=_BOOTSTRAP_SEED)
+
+
+def _bootstrap(
+    groups: Sequence[Float64Array], *, confidence: float, resamples: int, seed: int
+) -> tuple[Float64Array, Float64Array]:
+    """Ends of the percentile bootstrap interval, resampling the columns of each group."""
     found = bootstrap(
-        (differences,),
-        np.mean,
+        groups,
+        _mean_of_means,
         n_resamples=resamples,
         batch=_RESAMPLES_AT_ONCE,
+        vectorized=True,
+        axis=-1,
         confidence_level=confidence,
         method="percentile",
         random_state=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(float(differences.mean()), low=float(found.low), high=float(found.high))
+    return found.low, found.high
+
+
+def _mean_of_means(*groups: Float64Array, axis: int = -1) -> Float64Array:
+    means: Float64Array = np.mean([group.mean(axis=axis) for group in groups], axis=0)
+    return means
 
 
 def gain_over_prompts(before: Float32[Tensor, " N"], after: Float32[Tensor, " N"]) -> Interval:
@@ -133,7 +172,11 @@ def _first_run(folder: RunFolder) -> RunFolder | None:
         start = Path(config.model.start_from)
         first = RunFolder(start if step_of(start) is None else start.parent.parent)
         config = read_config(first)
-    is_alike = (config.reward, config.eval, config.decode) == (own.reward, own.eval, own.decode)
+    theirs, ours = (
+        (each.reward, each.eval.model_copy(update={"group_by": None}), each.decode)
+        for each in (config, own)
+    )
+    is_alike = theirs == ours
     if first is folder or not is_alike or own.reward.combine != "weighted_sum":
         return None
     ours, theirs = (read_evaluation(each, 0, ("prompt_id",)) for each in (folder, first))
@@ -179,6 +222,15 @@ def summarise_until(folder: RunFolder, last_step: int | None) -> Summary | None:
 
 def _prompt_means(folder: RunFolder, step: int) -> pandas.DataFrame:
     """Mean over each prompt's samples: a row per prompt, a column per term, the total last."""
+    return image_scores(folder, step).groupby("prompt_id", sort=False).mean()
+
+
+def image_scores(folder: RunFolder, step: int) -> pandas.DataFrame:
+    """Scores of an evaluation: a row per image by prompt id, a column per term, the total last.
+
+    The share of right images follows its term, see `EXACT`. NaN where a term does not apply, or
+    refused the image.
+    """
     frame = read_evaluation(folder, step, ("prompt_id", RAW, NOTE, "total")).to_pandas()
     names = [name for name in frame.columns if name.startswith(RAW)]
     scores = frame[[*names, "total"]].rename(columns=lambda name: name.removeprefix(RAW))
@@ -190,4 +242,4 @@ def _prompt_means(folder: RunFolder, step: int) -> pandas.DataFrame:
                 for score, note in zip(scores[name], notes, strict=True)
             ]
             scores.insert(scores.columns.get_loc(name) + 1, exact.name, right)
-    return scores.groupby(frame["prompt_id"], sort=False).mean()
+    return scores.set_index(frame["prompt_id"])

@@ -56,6 +56,9 @@ METADATA = "metadata"
 SOURCES = "sources"
 """Column of the source images' paths; only editing runs have it."""
 
+_OPTIONAL = (RAW, NOTE, PIECES, SOURCES, CREDIT, METADATA)
+"""Prefixes, and columns that not every table has."""
+
 _IMAGES = "images"
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
@@ -176,7 +179,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
 
     Args:
         columns: Columns to read: a name; `raw/`, `note/` or `pieces/` for all columns with that
-            prefix; `sources` or `credit` if it exists; None for all.
+            prefix; `sources`, `credit` or `metadata` if it exists; None for all.
     """
     with _parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
         _weighing_of(file.schema_arrow, path)
@@ -278,7 +281,7 @@ def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) ->
     """Names of the requested columns."""
     if columns is None:
         return list(stored)
-    prefixes = tuple(name for name in columns if name in (RAW, NOTE, SOURCES, CREDIT, PIECES))
+    prefixes = tuple(name for name in columns if name in _OPTIONAL)
     named = [name for name in columns if name not in prefixes]
     missing = [name for name in named if name not in stored]
     if missing:

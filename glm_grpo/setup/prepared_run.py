@@ -10,7 +10,7 @@ from accelerate.utils import get_int_from_env
 
 from glm_grpo.collectors.ray_cluster import require_ray
 from glm_grpo.config import Config, effective_config
-from glm_grpo.errors import ConfigError, Errors
+from glm_grpo.errors import Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.planning import Parallelism, Planner
@@ -23,12 +23,17 @@ from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts
 from glm_grpo.setup.loading import load_models
 from glm_grpo.setup.memory import check_fit
 from glm_grpo.setup.prompts import Prompts, read_prompts
-from glm_grpo.setup.rewards import check_metadata, check_scored, check_targets, check_used
+from glm_grpo.setup.rewards import (
+    check_metadata,
+    check_scored,
+    check_targets,
+    check_terms,
+    check_used,
+)
 from glm_grpo.setup.start import find_start, pin_start
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.models import Models
-from rewards.types import RewardError
 
 
 @dataclass(frozen=True)
@@ -183,12 +188,9 @@ def _check_parts(config: Config) -> tuple[FoundModel, Prompts]:
         prompts = read_prompts(config, reserved)
         check_used(config, prompts)
         check_targets(config, prompts)
-    for term in config.reward.terms.values():
-        with errors.collecting():
-            try:
-                term.check()
-            except RewardError as error:
-                raise ConfigError(str(error)) from error
+    with errors.collecting():
+        check_terms(config)
     errors.raise_all()
-    check_metadata(config, prompts)
+    check_metadata(config, prompts.training, is_training=True)
+    check_metadata(config, prompts.held_out)
     return model, prompts

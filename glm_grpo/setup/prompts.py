@@ -13,11 +13,12 @@ from glm_grpo.data.prompts import (
     evaluation_batches,
     load_prompts,
 )
-from glm_grpo.errors import Errors
+from glm_grpo.errors import ConfigError, Errors
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.tiny.prompts import embedded_prompts
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.types import PromptBatch
+from rewards.problems import Problem, describe_problems
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,25 @@ def read_prompts(config: Config, reserved: ReservedTokens) -> Prompts:
         training = read_prompt_set(config.data.path, config, reserved)
         check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     with errors.collecting():
-        held_out = read_prompt_set(config.data.eval_path, config, reserved)
+        held_out = read_held_out(config, reserved)
     errors.raise_all()
     return Prompts(training=training, held_out=held_out)
+
+
+def read_held_out(config: Config, reserved: ReservedTokens) -> PromptSource:
+    """Read and check the held-out prompts; refuse to group them by a column that none has.
+
+    Args:
+        reserved: Texts that no prompt may contain.
+    """
+    held_out = read_prompt_set(config.data.eval_path, config, reserved)
+    column = config.eval.group_by
+    columns = dict.fromkeys(name for row in held_out.metadata() for name in row)
+    if column is not None and column not in columns:
+        rule = f"is no column of {held_out.path}"
+        remedy = f"name one of {', '.join(columns)}" if columns else "leave it out: it has none"
+        raise ConfigError(describe_problems([Problem("eval.group_by", column, rule, remedy)]))
+    return held_out
 
 
 def read_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> PromptSource:

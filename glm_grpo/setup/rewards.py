@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
-from glm_grpo.errors import ConfigError
+from glm_grpo.errors import ConfigError, Errors
 from glm_grpo.setup.prompts import Prompts
 from rewards.base import asks_for_objects
 from rewards.coverage import check_prompts
@@ -67,20 +67,30 @@ def check_used(config: Config, prompts: Prompts) -> None:
     )
 
 
-def check_metadata(config: Config, prompts: Prompts) -> None:
-    """Refuse prompts whose further columns ask for what a term could never score."""
+def check_terms(config: Config) -> None:
+    """Refuse terms whose files or functions cannot be used."""
+    errors = Errors()
     for term in config.reward.terms.values():
-        for _, prompt_set in prompts.named():
-            is_scored = config.train.method != "sft" and term.when == "always"
-            if prompt_set is prompts.training and not is_scored:
-                continue
-            rows = zip(prompt_set.ids(), prompt_set.metadata(), strict=True)
+        with errors.collecting():
             try:
-                term.check_metadata(
-                    {key: row for key, row in rows if fnmatchcase(key, term.prompt_ids)}
-                )
+                term.check()
             except RewardError as error:
                 raise ConfigError(str(error)) from error
+    errors.raise_all()
+
+
+def check_metadata(config: Config, prompts: PromptSource, *, is_training: bool = False) -> None:
+    """Refuse prompts whose further columns ask for what a term could never score."""
+    for term in config.reward.terms.values():
+        if is_training and (config.train.method == "sft" or term.when != "always"):
+            continue
+        rows = zip(prompts.ids(), prompts.metadata(), strict=True)
+        try:
+            term.check_metadata(
+                {key: row for key, row in rows if fnmatchcase(key, term.prompt_ids)}
+            )
+        except RewardError as error:
+            raise ConfigError(str(error)) from error
 
 
 def check_targets(config: Config, prompts: Prompts) -> None:

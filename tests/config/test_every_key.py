@@ -73,7 +73,7 @@ train: {mode: async, method: sft, steps: 500, seed: 9223372036854775807, epochs_
         keep_checkpoints: 1, eval_every: 1, resume: auto, resume_with_changes: true}
 async: {collectors: 1, max_policy_age: 0, push_every: 2, address: 'head:6379',
         cpus_per_collector: 4, gpus_per_collector: 0.25}
-eval: {samples_per_prompt: 1, seed: 0, ema_decay: 0.9}
+eval: {samples_per_prompt: 1, seed: 0, ema_decay: 0.9, group_by: category}
 offload: modules
 run: {name: larger groups, notes: "two\\nlines", tags: [ocr, first]}
 trackers: []
@@ -96,6 +96,7 @@ MAY_CHANGE = (
     *("reward.terms.remote.retries", "reward.terms.custom.folder", "loss.folder"),
     *("train.micro_batch_size", "train.skip_zero_std", "train.checkpoint_every"),
     *("train.keep_checkpoints", "train.eval_every", "train.resume"),
+    "eval.group_by",
     *("async.collectors", "async.address", "async.cpus_per", "async.gpus_per"),
 )
 """Keys of memory, speed, records and addresses, or their beginnings; others make another run."""
