@@ -116,6 +116,14 @@ class TermConfig(Options):
         """Function of the user's that it calls, which may load anything; None: it calls none."""
         return None
 
+    def judges(self) -> Mapping[str, str]:
+        """What finds or reads things in images, such as a detector, and the package that runs it.
+
+        An empty name stands for a package that is not known.
+        """
+        function = self.users_function()
+        return {} if function is None else {function.name: ""}
+
     def has_score_map(self) -> bool:
         """Whether it may say which part of its score each place earned."""
         return self.score_map != "never"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Literal
 
 import torch
@@ -120,6 +121,17 @@ class CompositionConfig(TermConfig):
         if not is_function(self.detector):
             return None
         return NamedFunction("detector", self.detector, self.folder)
+
+    @override
+    def judges(self) -> Mapping[str, str]:
+        detector = {self.detector: "" if is_function(self.detector) else "transformers"}
+        rule = f"GenEval's rule above {self.threshold:g}, {self.counting_threshold:g} for counting"
+        clip = self._clip()
+        if clip is None:
+            return {**detector, rule: ""}
+        weights = PurePath(clip.clip_weights).name
+        colours = f"colours by CLIP {PurePath(clip.clip_model).name} {weights}"
+        return {**detector, rule: "", colours: "open-clip-torch"}
 
     @override
     def check(self) -> None:

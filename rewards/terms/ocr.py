@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -61,6 +61,10 @@ class EasyOcrConfig(OcrConfig):
     """EasyOCR's language codes; one script in addition to English."""
 
     @override
+    def judges(self) -> Mapping[str, str]:
+        return {f"EasyOCR for {'+'.join(self.languages)}": "easyocr"}
+
+    @override
     def build_reader(self, device: torch.device) -> TextReader:
         from rewards.terms.ocr_easyocr import EasyOcrReader  # noqa: PLC0415
 
@@ -84,6 +88,10 @@ class RapidOcrConfig(OcrConfig):
     detection_side: int = Field(default=256, ge=64, le=16_384, multiple_of=32)
     """Pixels; images with a shorter side are enlarged to this before text detection. Time grows
     with its square; larger images are unchanged."""
+
+    @override
+    def judges(self) -> Mapping[str, str]:
+        return {"RapidOCR": "rapidocr"}
 
     @override
     def build_reader(self, device: torch.device) -> TextReader:
