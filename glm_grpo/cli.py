@@ -27,6 +27,8 @@ from glm_grpo.plan.devices import DEVICES, DeviceSpeed
 from glm_grpo.streams import ignore_broken_pipe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from glm_grpo.config import Config
 
 _PORT = types.whole_number(0, 2**16 - 1, remedy="0 takes any free port")
@@ -409,35 +411,70 @@ def _config_words(options: argparse.Namespace) -> list[str]:
 
 
 @_command(
-    "evaluate a checkpoint on the held-out prompts",
+    "evaluate a checkpoint, or an untrained model, on the held-out prompts",
     "glm-grpo eval outputs/DATE/TIME",
     "glm-grpo eval outputs/DATE/TIME data.eval_path=other.jsonl    # on other prompts",
     "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
+    "glm-grpo eval --config-dir my-run eval.samples_per_prompt=4    # the untrained model",
     arguments=[
-        _RUN_OR_CHECKPOINT,
+        _argument(
+            "run",
+            "run folder, or a checkpoint in it; leave it out to evaluate the model of a config",
+            type=types.path_or_override,
+            nargs="?",
+            metavar="RUN",
+        ),
+        *_CONFIG[:2],
         _overrides(
-            "change prompts, sampling or decoding: data.eval_path, rollout.temperature, .top_p, "
-            ".top_k, .min_p, decode.steps, .guidance_scale, .batch_size, eval.samples_per_prompt, "
-            ".seed"
+            "with RUN, change prompts, sampling or decoding: data.eval_path, rollout.temperature, "
+            ".top_p, .top_k, .min_p, decode.steps, .guidance_scale, .batch_size, "
+            "eval.samples_per_prompt, .seed, .group_by; without it, any config key"
+        ),
+        _one_of(
+            _argument("--json", "print the figures as JSON", action="store_true"),
+            _argument("--markdown", "print the tables as Markdown", action="store_true"),
         ),
         _argument(
             "--output",
-            "new or empty folder for images, scores and gallery (a new one in RUN/evals)",
+            "new or empty folder for images, scores and gallery (a new one in RUN/evals; without "
+            "RUN, outputs/eval)",
             type=types.output_folder,
             metavar="DIR",
         ),
     ],
 )
 def _eval(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.eval import evaluate_run, summary_table
-    from glm_grpo.run.summaries import summarise
-    from glm_grpo.run.tables import evaluation_steps
+    from glm_grpo.commands.eval import evaluate_model, evaluate_run, evaluation_tables
 
-    folder = evaluate_run(options.run, options.overrides, options.output)
-    title = f"held-out prompts, untrained and at step {evaluation_steps(folder)[-1]}"
-    _print_all([summary_table(summarise(folder), title=title)])
+    run = _run_to_evaluate(options)
+    if run is None:
+        # Training prompts are not read.
+        folder = evaluate_model(_compose(options, "data.path=none"), options.output)
+    else:
+        folder = evaluate_run(run, options.overrides, options.output)
+    if options.json or options.markdown:
+        path = folder.table_json_path if options.json else folder.table_markdown_path
+        _print(path.read_text(encoding="utf-8").rstrip("\n"))
+        return
+    _print_all(evaluation_tables(folder))
     _print(f"gallery: {folder.gallery_path}")
     _print(f"to look at it:  glm-grpo gallery {shlex.quote(str(folder.path))} --serve")
+
+
+def _run_to_evaluate(options: argparse.Namespace) -> Path | None:
+    """The run to evaluate; None: the model of a config. An override may stand in its place."""
+    from glm_grpo.errors import ConfigError
+
+    run = options.run
+    if isinstance(run, str):
+        options.overrides = [run, *options.overrides]
+        run = None
+    if (run is None) != bool(options.config_name or options.config_dir):
+        raise ConfigError(
+            "eval takes either a run folder, or --config-name or --config-dir, whose model it "
+            "evaluates without training"
+        )
+    return run
 
 
 @_command(

@@ -101,6 +101,9 @@ def test_the_package_is_a_command(
         (["gallery", "run", "--sheet", "file/x.png"], "--sheet: 'file/x.png' .*folder"),
         (["gallery", "run", "--port", "65536"], "--port: '65536' .* 0 to 65535"),
         (["eval", "a", "--output", "file"], "'file' .*folder"),
+        (["eval", "train.seed=1"], "either a run folder, or --config-name"),
+        (["eval", "folder.png", "--config-name", "tiny"], "either a run folder, or --config-name"),
+        (["eval", "a", "--json", "--markdown"], "--markdown: not allowed with .*--json"),
     ],
     ids=ascii,
 )

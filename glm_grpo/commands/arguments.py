@@ -64,6 +64,12 @@ def path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def path_or_override(text: str) -> Path | str:
+    """Parse a path; a `key=value` that is not the name of a file or folder stays a text."""
+    found = path(text)
+    return text if "=" in text and not found.exists() else found
+
+
 def output_png(text: str) -> Path:
     """Parse the path of a PNG that can be written."""
     found = path(text)

@@ -49,6 +49,13 @@ class Table:
     note: str = ""
     is_text: bool = False
 
+    def markdown(self) -> str:
+        """The table in Markdown, below its title and above its note."""
+        lines = [self.columns, ("---",) * len(self.columns), *self.rows]
+        cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in lines]
+        rows = "".join(f"| {' | '.join(row)} |\n" for row in cells)
+        return f"**{self.title}**\n\n{rows}" + (f"\n{self.note}\n" if self.note else "")
+
     def __rich__(self) -> rich.table.Table:
         """The table in the terminal; what a user wrote is no markup."""
         table = rich.table.Table(

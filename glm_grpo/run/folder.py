@@ -77,6 +77,10 @@ class RunFolder:
     gallery_path = _Place("gallery/index.html")
     """The page that shows samples and scores."""
     """Report on the effect of other reward weights."""
+    table_json_path = _Place("table.json")
+    """Scores by group of prompts; only in results of `glm-grpo eval`, as the next."""
+    table_markdown_path = _Place("table.md")
+    """The same as Markdown."""
     tensorboard_dir = _Place("tensorboard")
     """TensorBoard's event files."""
     rollouts_dir = _Place("rollouts")

@@ -23,6 +23,7 @@ from tests.site.pages import PAGES, ROOT, Command, blocks, shell
 FOREIGN = {
     "hf",
     "curl",
+    "git",
     "ssh",
     "export",
     "ln",
@@ -95,8 +96,8 @@ def accept_glm_grpo(words: list[str]) -> None:
     options = vars(make_parser().parse_args(words))
     if "overrides" in options and "config_name" in options:
         name = options["config_name"] or "tiny"
-        # `plan` reads no prompts.
-        paths = ("data.path=a", "data.eval_path=b") if words[0] == "plan" else ()
+        # `plan` reads no prompts, and `eval` no training prompts.
+        paths = ("data.path=a", "data.eval_path=b") if words[0] in ("plan", "eval") else ()
         composed(name, (*paths, *options["overrides"]))
 
 
