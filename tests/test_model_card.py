@@ -120,6 +120,20 @@ def test_page_names_the_detector_by_which_objects_were_found(describe) -> None:
     assert function == "`find.py:detect`"
 
 
+def test_page_names_the_sampler_and_what_read_the_images(describe) -> None:
+    described = describe(
+        "rollout.top_k=50", provenance=replace(ORIGIN, versions={"rapidocr": "3.8"})
+    )
+    assert row_of(described, "sampling") == "temperature 1, top_k 50"
+    assert row_of(described, "term ocr") == "RapidOCR (rapidocr 3.8)"
+
+
+def test_page_shows_the_best_of_several_images_beside_their_mean(describe) -> None:
+    # Of the prompt with text, images score 0.00 and 0.01 before and after.
+    assert "| ocr | 1 | untrained | 0.005 | - | 0.010 | - |" in describe().results
+    assert "|  |  | over best@2 | -0.005 | - |" in describe().results
+
+
 def test_page_of_supervised_fine_tuning_has_no_samples(describe) -> None:
     described = describe("train.method=sft", rows=({"time/step": 2.0},) * 2)
     prompts = tiny_config().rollout.prompts_per_step

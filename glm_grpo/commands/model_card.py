@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from glm_grpo.config import Config
 from glm_grpo.errors import StorageError
-from glm_grpo.models.export_page import describe_decoding
+from glm_grpo.models.export_page import describe_decoding, describe_sampling
 from glm_grpo.output import counted, without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
@@ -25,6 +25,8 @@ from glm_grpo.run.tables import (
 )
 from glm_grpo.studio.gallery.before_after import describe_term
 from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet, prompts_by_change
+from glm_grpo.studio.held_out.conditions import describe_judges
+from glm_grpo.studio.held_out.tables import report_held_out, score_tables
 from rewards.base import TermConfig
 from rewards.exact import EXACT
 from rewards.terms.composition import CompositionConfig
@@ -157,9 +159,20 @@ def _describe_figures(
         f"Mean scores on {_held_out(summary.prompts, provenance)}, at {start} and at {at}; "
         f"higher is better.{intervals}{changed}\n\n"
         f"{_table([*columns, '95 % interval'], cells)}{below}",
+        *_describe_groups(folder, config, step=step),
         *_describe_scores(config, {row.name for row in summary.rows}),
         *_describe_canaries(rows),
     ]
+
+
+def _describe_groups(folder: RunFolder, config: Config, *, step: int) -> list[str]:
+    """Mean@1 and best@k, by group of prompts if they have groups."""
+    report = None
+    with suppress(StorageError):
+        report = report_held_out(folder, config, step)
+    if report is None or not report.grouped.is_telling:
+        return []
+    return [table.markdown() for table in score_tables(report)]
 
 
 def _held_out(number: int, provenance: Provenance | None) -> str:
@@ -217,9 +230,11 @@ def _describe_settings(
         "steps": _describe_steps(config, step),
         "optimizer": _describe_optimizer(config),
         "prompts": f"{_public(config.data.path)}, held out: {_public(config.data.eval_path)}",
+        "sampling": describe_sampling(rollout),
         "decoding": _describe_decoding(config),
         "size": f"{rollout.height} x {rollout.width} pixels (height x width)",
         "seeds": f"training {config.train.seed}, evaluations {config.eval.seed}",
+        **{name: _text(value) for name, value in describe_judges(config, provenance).items()},
         "cost": _describe_cost(config, provenance, rows),
     }
     if config.model.start_from is not None:

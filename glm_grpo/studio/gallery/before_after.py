@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from statistics import fmean
@@ -39,7 +40,8 @@ from glm_grpo.run.tables import (
 from glm_grpo.studio.gallery.data import describe, list_readers
 from glm_grpo.studio.gallery.pages import render_page
 from glm_grpo.studio.gallery.readings import read_letters
-from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Tile
+from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Report, Tile
+from glm_grpo.studio.held_out.tables import conditions_table, report_held_out, score_tables
 from rewards.base import ComparingConfig, TermConfig
 from rewards.terms.aesthetic import AestheticConfig
 from rewards.terms.lpips import LpipsConfig
@@ -229,6 +231,12 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
     cases, prompts, problem = read_cases(
         folder, steps, {} if config is None else list_readers(config)
     )
+    report = None
+    # Like the summary, not after every evaluation: bootstraps take seconds.
+    if config is not None and summary:
+        # Damage is the problem of `read_cases`.
+        with suppress(StorageError):
+            report = report_held_out(folder, config)
     page = render_page(
         "before_after.html.j2",
         run=" / ".join(folder.path.absolute().parts[-2:]),
@@ -238,6 +246,8 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         without_folders=without_folders,
         reward=None if config is None else _describe_reward(config),
         terms=None if config is None else _terms_table(config),
+        scores=score_tables(report) if report and report.grouped.is_telling else [],
+        conditions=conditions_table(report) if report else None,
         is_miniature=config is not None and config.model.path in EMBEDDED_MODELS,
         changes=_changes_table(summary, steps, config) if summary else None,
         interval=interval,
@@ -248,6 +258,20 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
         problem=problem,
         is_small=config is not None and config.rollout.width < SMALL_WIDTH,
     )
+    return _write_page(folder, page)
+
+
+def write_untrained(folder: RunFolder) -> Path:
+    """Write `gallery/report.html` of an evaluation of an untrained model; returns its path."""
+    config = read_config(folder)
+    report = report_held_out(folder, config)
+    tables = [] if report is None else [*score_tables(report), conditions_table(report)]
+    name = " / ".join(folder.path.absolute().parts[-2:])
+    page = Report(f"Untrained model: {name}", [*tables, _terms_table(config)])
+    return _write_page(folder, render_page("report.html.j2", report=page))
+
+
+def _write_page(folder: RunFolder, page: bytes) -> Path:
     path = folder.path / "gallery/report.html"
     write_atomically(path, page)
     return path

@@ -17,6 +17,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageError
 from glm_grpo.run.config import read_config, read_config_text
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.provenance import read_provenance
 from glm_grpo.run.tables import (
     CREDIT,
     NOTE,
@@ -100,7 +101,18 @@ def read_settings(folder: RunFolder) -> Settings:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
     values = _from_config(config, text)
+    if is_of_untrained(folder):
+        values["steps_planned"] = None
     return Settings(values, list_readers(config), (), config.train.eval_every)
+
+
+def is_of_untrained(folder: RunFolder) -> bool:
+    """Whether `glm-grpo eval` evaluated an untrained model here, so that no step will follow."""
+    try:
+        provenance = read_provenance(folder)
+    except StorageError:
+        return False
+    return provenance is not None and not provenance.training and evaluation_steps(folder) == [0]
 
 
 def _from_config(config: Config, text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, remove, step_of, write_atomically
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
-from glm_grpo.studio.gallery.before_after import write_before_after
+from glm_grpo.studio.gallery.before_after import write_before_after, write_untrained
 from glm_grpo.studio.gallery.data import (
     RunContents,
     chunk_key,
@@ -24,6 +24,7 @@ from glm_grpo.studio.gallery.data import (
     evaluation_data,
     evaluation_key,
     image_paths_in,
+    is_of_untrained,
     read_records,
     run_data,
     steps_data,
@@ -101,7 +102,10 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
         _write_evaluation(records, step)
     run = run_data(records, summary)
     _write_script(folder, _RUN_KEY, run)
-    write_before_after(folder, summary)
+    if is_of_untrained(folder):
+        write_untrained(folder)
+    else:
+        write_before_after(folder, summary)
     write_atomically(folder.gallery_path, render_page("gallery.html.j2", name=run["name"]))
     # Read again, because a running run has recorded more by now.
     _remove_outdated(read_records(folder))
