@@ -175,7 +175,8 @@ def keep_provenance(
     found = (key for key in changeable_keys(config) if key.startswith(("reward.", "loss.")))
     moved = {key: settings[key] for key in (*compared_by_content(folder, config), *found)}
     # A run that is extended keeps its new length for the next resume.
-    _update_config(folder, {**moved, "train.steps": config.train.steps, "run.notes": notes})
+    own = {"train.steps": config.train.steps, "eval.group_by": config.eval.group_by}
+    _update_config(folder, {**moved, **own, "run.notes": notes})
     # Last: after a kill before it, the change is noted again, not forgotten.
     write_provenance(folder, provenance)
 

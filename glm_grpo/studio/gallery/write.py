@@ -102,7 +102,7 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
         _write_evaluation(records, step)
     run = run_data(records, summary)
     _write_script(folder, _RUN_KEY, run)
-    if is_of_untrained(folder):
+    if is_of_untrained(folder) and not records.problems:
         write_untrained(folder)
     else:
         write_before_after(folder, summary)
