@@ -396,6 +396,12 @@ def test_an_extended_run_keeps_its_new_length(project: Path) -> None:
     assert read_config(RunFolder(project / "run")).train.steps == 5
 
 
+def test_a_resumed_run_shows_scores_by_the_new_column(project: Path) -> None:
+    begin()
+    resume("eval.group_by=kind")
+    assert read_config(RunFolder(project / "run")).eval.group_by == "kind"
+
+
 def test_a_scorer_may_have_moved_and_is_then_found_by_evaluations(project: Path) -> None:
     judge = "+reward.terms.vlm_judge={weight: 0.1, model: m, url: 'http://127.0.0.1:1/v1'}"
     begin(judge)
