@@ -1,8 +1,9 @@
 """Kinds of reward terms, one file each: options, construction, memory and scoring.
 
 Beside them are what CLIP terms share (`clip_loading`), what `ocr` is made of (two engines, the
-orders in which a page is read, texts compared with words, and the score of each letter), and what
-`composition` is made of: rows, rule, dense score, detectors, and the colours of objects.
+orders in which a page is read, texts compared with words, and the score of each letter), what
+`composition` is made of (rows, rule, dense score, detectors, and the colours of objects), and what
+`vlm_judge` is made of: the endpoint, its answers, and questions in the rows of prompts.
 
 A term's `kind` selects the class that scores. It defaults to the term's name if that is the name of
 a kind, and must be set for any other name, so that a kind can be used several times.

@@ -52,6 +52,7 @@ reward:
                   test_image: dog.png, test_class: dog}
     vlm_judge: {url: 'https://judge.example/v1', model: another, lowest: 1, highest: 5,
                 question: 'Is this {prompt}? From {lowest} to {highest}.',
+                questions: vqa_list, read: probability, pattern: 'Score: (.+)',
                 api_key_variable: JUDGE_KEY, request_timeout_seconds: 5.0, retries: 0,
                 requests_at_once: 1}
     remote: {url: 'https://scores.example', token_variable: SCORES_TOKEN,
@@ -117,6 +118,12 @@ WITH_TEST = {
     }
 }
 
+
+def judge(**options: object) -> dict[str, object]:
+    section = {"kind": "vlm_judge", "weight": 0.1, **REQUIRED_OPTIONS["vlm_judge"], **options}
+    return {"reward.terms.vlm_judge": section}
+
+
 BESIDE: dict[str, dict[str, object]] = {
     "model.adapter.rank": {"model.adapter": ADAPTER},
     "model.adapter.alpha": {"model.adapter": ADAPTER},
@@ -127,6 +134,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "reward.terms.ocr.languages": EASYOCR,
     "reward.terms.composition.test_image": WITH_TEST,
     "reward.terms.composition.test_class": WITH_TEST,
+    "reward.terms.vlm_judge.questions": judge(question="{question}"),
+    "reward.terms.vlm_judge.read": judge(question="{prompt}?"),
     "loss.kl_placement": {"loss.kl_estimator": None},
     "loss.kind": SAPO,
     "loss.max_ratio": CISPO,

@@ -61,6 +61,10 @@ def test_terms_read_the_least_they_need_and_survive_a_round_trip(name: str) -> N
         ("vlm_judge", {"retries": -1}),
         ("vlm_judge", {"lowest": 10}),
         ("vlm_judge", {"question": "{promt}"}),
+        ("vlm_judge", {"question": "{question}"}),
+        ("vlm_judge", {"pattern": "Score: ("}),
+        ("vlm_judge", {"pattern": "Score: [0-9]"}),
+        ("vlm_judge", {"read": "expected_number"}),  # 10 may be two tokens
     ],
 )
 def test_terms_refuse_bad_values_and_name_the_key(name: str, options: dict[str, Any]) -> None:

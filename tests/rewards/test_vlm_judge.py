@@ -1,81 +1,29 @@
 from __future__ import annotations
 
-import base64
-import io
 import json
 import logging
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pydantic import ValidationError
-from torch import Tensor
 
-from rewards.base import CheckedScores, score_checked
-from rewards.terms.vlm_judge import VlmJudgeConfig, VlmJudgeReward
 from rewards.types import Prompt, RewardError
-from tests.rewards.endpoint import Endpoint, Reply, Request, answering, in_turn
-
-DOG = Prompt("dog", "a dog")
-PIXELS = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(10, 3, 2, 2)
-
-
-def content_of(request: Request) -> list[dict[str, Any]]:
-    (message,) = json.loads(request.body)["messages"]
-    assert message["role"] == "user"
-    return message["content"]
-
-
-def images_in(request: Request) -> list[np.ndarray]:
-    urls = [part["image_url"]["url"] for part in content_of(request) if "image_url" in part]
-    files = [url.removeprefix("data:image/png;base64,") for url in urls]
-    return [np.array(Image.open(io.BytesIO(base64.b64decode(file)))) for file in files]
-
-
-def level_in(request: Request) -> int:
-    """The grey of the image, which tells the images of a test apart."""
-    return int(images_in(request)[-1][0, 0, 0])
-
-
-def says(text: object, **others: str) -> Reply:
-    """A chat completion."""
-    message = {"role": "assistant", "content": text, **others}
-    return Reply(body=json.dumps({"id": "1", "choices": [{"message": message}]}).encode())
-
-
-def level_of(request: Request) -> Reply:
-    return says(str(level_in(request)))
-
-
-def judging(
-    answer: Callable[[Request], Reply | None] = level_of, *, models: int = 200
-) -> AbstractContextManager[Endpoint]:
-    """A model that answers by a function, and a request for its list by a status."""
-    return answering(answer, to_get=Reply(models, b"bad key 7.25"))
-
-
-def config(question: str = "{prompt}?", **options: Any) -> VlmJudgeConfig:
-    values = {"kind": "vlm_judge", "weight": 1.0, "url": "http://a", "model": "judge-1"}
-    return VlmJudgeConfig.model_validate({**values, "question": question, **options})
-
-
-def connect(judge: Endpoint, question: str = "{prompt}?", **options: Any) -> VlmJudgeReward:
-    options = {"url": f"{judge.url}/v1", "retries": 0, **options}
-    return config(question, **options).build(torch.device("cpu"))
-
-
-def check(reward: VlmJudgeReward, count: int) -> CheckedScores:
-    return score_checked(reward, [DOG] * count, PIXELS[:count])
-
-
-def score(reward: VlmJudgeReward, count: int) -> Tensor:
-    return check(reward, count).values
+from tests.rewards.endpoint import Reply, Request, in_turn
+from tests.rewards.judges import (
+    DOG,
+    check,
+    config,
+    connect,
+    content_of,
+    images_in,
+    judging,
+    level_in,
+    says,
+    score,
+)
 
 
 def test_judge_is_asked_in_openais_format() -> None:
@@ -164,6 +112,13 @@ def test_judge_that_gives_no_score_four_times_refuses_the_image_alone(
     assert found.values[[0, 1, 3]].tolist() == [0.5] * 3
     assert found.notes == ("5", "5", note, "5")
     assert len(judge.requests) == 3 + 4
+
+
+@pytest.mark.parametrize("reply", [Reply(400), says(None, refusal="Not 1 word")])
+def test_a_refusal_is_not_searched_for_numbers(reply: Reply) -> None:
+    with judging(lambda request: reply if level_in(request) == 1 else says("Score: 10")) as judge:
+        found = check(connect(judge, pattern=r"(\d+)", highest=1000), 2)
+    assert found.values.isnan().tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -257,23 +212,6 @@ def test_key_is_in_no_error_or_log(
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
-    [("-5", 0.0), ("5", 1.0), (" 2\n", 0.7), ("2.5", 0.75), ("-2.5", 0.25), ("-0", 0.5)],
-)
-def test_question_maps_an_answer_to_the_unit_range(answer: str, expected: float) -> None:
-    assert config(lowest=-5, highest=5).read(answer) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ["", "seven", "7/10", "7.", ".5", "7 8", "**7**", "7,5", "1e1", "nan", "11", "10.01", "-1"],
-)
-def test_question_refuses_what_is_not_one_number_in_range(answer: str) -> None:
-    with pytest.raises(ValueError, match="one number from 0 to 10"):
-        config().read(answer)
-
-
-@pytest.mark.parametrize(
     ("template", "error"),
     [
         ("{promt}", "KeyError: 'promt'"),
@@ -293,6 +231,7 @@ def test_question_that_cannot_be_filled_in_is_refused(template: str, error: str)
     ("template", "needs"),
     [
         ("How fine is it?", ()),
+        ("Are there {metadata[count]}?", ("prompt",)),
         ("{text} in {prompt}?", ("prompt", "text")),
         ("{{text}} in {prompt}?", ("prompt",)),
         ("{{{text}}}?", ("text",)),
@@ -308,7 +247,7 @@ def test_question_may_name_further_columns_of_the_row() -> None:
     assert judged.needs() == ("prompt",)
     assert judged.columns() == ("count",)
     dogs = Prompt("dogs", "dogs", metadata={"count": 3})
-    assert judged.ask(dogs) == "Are there 3 of dogs?"
+    assert [each.text for each in judged.ask(dogs)] == ["Are there 3 of dogs?"]
     with judging() as judge:
         reward = connect(judge, "{metadata[count]}?")
         assert reward.applies_to(dogs)

@@ -36,6 +36,10 @@ FOREIGN = {
 """Programs that are not ours: only their names are looked at."""
 
 
+OF_OTHERS = ("scorer-env/", "vllm-env/")
+"""Environments of their own for other programs."""
+
+
 def first_of_sweep(overrides: list[str]) -> list[str]:
     """With the first value of each key of a sweep."""
     parsed = OverridesParser.create().parse_overrides(overrides)
@@ -121,7 +125,7 @@ def accept_bash(text: str) -> None:
         if isinstance(step, Command) and step.name in OURS:
             OURS[step.name](list(step.words[1:]))
         elif isinstance(step, Command):
-            assert step.name in FOREIGN or step.name.startswith("scorer-env/"), step.words
+            assert step.name in FOREIGN or step.name.startswith(OF_OTHERS), step.words
 
 
 def accept_yaml(text: str) -> None:
@@ -139,7 +143,7 @@ def accept_json(text: str) -> None:
     except json.JSONDecodeError:
         rows = [json.loads(text)]
     for row in rows:
-        assert "prompt" not in row or {*row} <= {*READ_FIELDS, *JSON_FIELDS, "tag"}
+        assert "prompt" not in row or {*row} <= {*READ_FIELDS, *JSON_FIELDS, "tag", "vqa_list"}
         read_composition(row)
 
 
