@@ -13,10 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from rewards.base import Need, score_checked
@@ -341,6 +344,42 @@ def test_remote_talks_to_the_scorer_of_the_documentation(tmp_path: Path) -> None
                 reward.score([DOG], cyan[None])
         finally:
             process.kill()
+
+
+class RedLessLetters:
+    """Stands in for ImageReward and HPSv3: scores an image by its red, minus letters asked for."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        assert device in ("cpu", "cuda")
+
+    def score(self, prompt: str, image: Image.Image) -> float:
+        return image.getpixel((0, 0))[0] - float(len(prompt))
+
+    def reward(self, image_paths: list[Image.Image], prompts: list[str]) -> Tensor:
+        return torch.tensor(
+            [[self.score(*each), 99.0] for each in zip(prompts, image_paths, strict=True)]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "entry"),
+    [
+        ("image_reward_scorer.py", "ImageReward", {"load": lambda name: RedLessLetters()}),
+        ("hpsv3_scorer.py", "hpsv3", {"HPSv3RewardInferencer": RedLessLetters}),
+    ],
+)
+def test_functions_of_the_documentation_score_by_packages_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, entry: dict[str, Any]
+) -> None:
+    pattern = rf"```python\n(# {re.escape(name)}.*?)```"
+    (source,) = re.findall(pattern, DOCUMENT.read_text(), re.DOTALL)
+    (tmp_path / name).write_text(source)
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**entry))
+    options = {"kind": "custom", "weight": 1.0, "function": f"{name}:score"}
+    options |= {"folder": str(tmp_path)}
+    term = RewardConfig.model_validate({"terms": {"theirs": options}}).terms["theirs"]
+    scores = score_checked(build_reward(term, torch.device("cpu")), [DOG] * 3, PIXELS)
+    assert scores.values.tolist() == [-5.0, -4.0, -3.0]
 
 
 def test_proxies_of_the_environment_are_for_other_machines(
