@@ -147,7 +147,7 @@ class VlmJudgeConfig(TermConfig):
 
     @override
     def needs(self) -> tuple[Need, ...]:
-        """Parts of a prompt that the question mentions; its row is one of the prompt."""
+        """Parts of a prompt that the question mentions; columns of its row count as `prompt`."""
         used = {*self._fields()}
         if self.columns() or self.questions is not None:
             used.add("prompt")

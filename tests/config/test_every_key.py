@@ -134,7 +134,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "reward.terms.ocr.languages": EASYOCR,
     "reward.terms.composition.test_image": WITH_TEST,
     "reward.terms.composition.test_class": WITH_TEST,
-    "reward.terms.vlm_judge.questions": judge(question="{question}"),
+    "reward.terms.vlm_judge.questions": judge(question="{question}", questions="others"),
     "reward.terms.vlm_judge.read": judge(question="{prompt}?"),
     "loss.kl_placement": {"loss.kl_estimator": None},
     "loss.kind": SAPO,
