@@ -222,6 +222,7 @@ class CheckedScores:
     values: Float32[Tensor, " N"]
     notes: tuple[str, ...] = ()
     score_map: ScoreMap | None = None
+    objects: tuple[tuple[str, ...], ...] = ()
 
 
 def score_checked(
@@ -237,8 +238,9 @@ def score_checked(
         with_map: Whether to return its score map, if the term has one.
 
     Raises:
-        InvalidScoresError: The result is not one finite float32 number or None, or not one note,
-            per image; or its score map is not finite, or not those of as many images.
+        InvalidScoresError: The result is not one finite float32 number or None, or not one note or
+            list of objects, per image; or its score map is not finite, or not those of as many
+            images.
     """
     # Gradients are disabled per thread; a user's own function may otherwise keep them.
     with torch.no_grad():
@@ -254,7 +256,7 @@ def score_checked(
     values = _check_values(found.values, count=count)
     notes = _check_notes(found.notes, count=count)
     score_map = _check_score_map(found.score_map, values) if with_map else None
-    return CheckedScores(values, notes, score_map)
+    return CheckedScores(values, notes, score_map, _check_objects(found.objects, count=count))
 
 
 def has_needs(prompt: Prompt, needs: Iterable[Need]) -> bool:
@@ -352,6 +354,18 @@ def _check_notes(notes: Sequence[object], *, count: int) -> tuple[str, ...]:
             "image, or none"
         )
     return tuple(map(str, notes))
+
+
+def _check_objects(
+    objects: Sequence[Sequence[object]], *, count: int
+) -> tuple[tuple[str, ...], ...]:
+    are_lists = all(isinstance(of_image, list | tuple) for of_image in objects)
+    if not are_lists or len(objects) not in (0, count):
+        raise InvalidScoresError(
+            f"{_images(count)}: objects are {objects!r:.100}; there must be a list of strings per "
+            "image, or none"
+        )
+    return tuple(tuple(map(str, of_image)) for of_image in objects)
 
 
 def _check_score_map(found: object, values: Float32[Tensor, " N"]) -> ScoreMap | None:

@@ -104,7 +104,7 @@ def _score(reward: Reward, request: ScoreRequest) -> ScoreAnswer:
             )
     scores = score_checked(reward, prompts, pixels)
     answers = [None if math.isnan(value) else value for value in scores.values.tolist()]
-    return ScoreAnswer(scores=tuple(answers), notes=scores.notes)
+    return ScoreAnswer(scores=tuple(answers), notes=scores.notes, objects=scores.objects)
 
 
 def _fail(status: int, reason: str) -> JSONResponse:

@@ -139,10 +139,15 @@ class ScorerInfo(_Answer):
 
 
 class ScoreAnswer(_Answer):
-    """One number per image, null for one that the scorer refuses; and one note each, or none."""
+    """One number per image, null for one that the scorer refuses; and one note each, or none.
+
+    Attributes:
+        objects: Objects that were found in each image, in words; or none.
+    """
 
     scores: tuple[float | None, ...]
     notes: tuple[str, ...] = ()
+    objects: tuple[tuple[str, ...], ...] = ()
 
 
 class Failure(_Answer):

@@ -212,6 +212,7 @@ class Scoring:
         notes: dict[str, list[tuple[str, ...]]] = {}
         score_maps: dict[str, Float32[Tensor, "P G h w"]] = {}
         boxes: dict[str, list[ScoreBoxes]] = {}
+        objects: dict[str, list[tuple[tuple[str, ...], ...]]] = {}
         for done, ((row, column), future) in enumerate(self._futures.items(), start=1):
             found = self._wait(row, column, future)
             on_progress(done, len(self._futures))
@@ -225,6 +226,8 @@ class Scoring:
                 score_maps.setdefault(name, empty)[row] = found.score_map
             if found.score_boxes:
                 boxes.setdefault(name, [()] * len(self._groups))[row] = found.score_boxes
+            if found.objects:
+                objects.setdefault(name, [()] * len(self._groups))[row] = found.objects
         table = RewardTable(
             names=tuple(term.name for term in self._terms),
             raw=raw,
@@ -234,6 +237,7 @@ class Scoring:
             notes={name: tuple(groups) for name, groups in notes.items()},
             score_map=score_maps,
             score_boxes={name: tuple(groups) for name, groups in boxes.items()},
+            objects={name: tuple(groups) for name, groups in objects.items()},
         )
         return replace(table, kind_map=self._kind_map(table))
 
@@ -288,6 +292,7 @@ class _GroupScores:
     notes: tuple[str, ...]
     score_map: Float32[Tensor, "G h w"] | None
     score_boxes: ScoreBoxes
+    objects: tuple[tuple[str, ...], ...]
 
 
 _Job = tuple[Future[_GroupScores], Callable[[], _GroupScores], torch.cuda.Event | None]
@@ -371,7 +376,7 @@ def _score_group(
             by_place = without_kind(found) if isinstance(found, tuple) else found
             score_map = map_on_grid(by_place, grid, height=height, width=width)
         boxes = found if isinstance(found, tuple) else ()
-        return _GroupScores(scores.values, scores.notes, score_map, boxes)
+        return _GroupScores(scores.values, scores.notes, score_map, boxes, scores.objects)
     except InvalidScoresError as error:
         raise RewardError(f"{where}, {error}", images=pixels) from error
     except RewardError as error:

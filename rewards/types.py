@@ -82,11 +82,14 @@ class Scores:
         score_map: What each place of each image earned of its score: a map of any resolution, or
             boxes with values. They add up to the score; what is missing belongs to the whole
             image. None: the term does not say.
+        objects: Objects that were found in each image, in words, such as `2 red car`, for people.
+            Empty if the term looks for none.
     """
 
     values: Float32[Tensor, " N"] | Sequence[float | None]
     notes: tuple[str, ...] = ()
     score_map: ScoreMap | None = None
+    objects: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class RewardTable:
             (`like_with_like`), on the same grid. Terms without such boxes have no entry.
         score_boxes: Boxes from which both maps were drawn, by term name: for each prompt those of
             each image, or empty if the term does not apply. Terms without boxes have no entry.
+        objects: Objects that were found, in words, by term name: for each prompt those of each
+            image, or empty if the term does not apply. Terms that look for none have no entry.
     """
 
     names: tuple[str, ...]
@@ -121,6 +126,7 @@ class RewardTable:
     score_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
     kind_map: Mapping[str, Float32[Tensor, "P G h w"]] = field(default_factory=dict)
     score_boxes: Mapping[str, tuple[ScoreBoxes, ...]] = field(default_factory=dict)
+    objects: Mapping[str, tuple[tuple[tuple[str, ...], ...], ...]] = field(default_factory=dict)
 
     def without_places(self) -> RewardTable:
         """The same scores, without what their parts earned."""

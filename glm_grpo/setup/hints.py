@@ -127,7 +127,9 @@ def list_asked(config: Config, prompts: Prompts) -> list[str]:
             lines.append(_list_those(texts, "a text", ASKING, of, prompt_set))
         if "objects" in needs:
             read = map(read_composition, prompt_set.metadata())
-            objects = {row: f"({each.describe()})" for row, each in enumerate(read) if each}
+            objects = {
+                row: f"({' and '.join(each.describe())})" for row, each in enumerate(read) if each
+            }
             lines.append(_list_those(objects, "objects", ASKING_FOR_OBJECTS, of, prompt_set))
     return lines
 

@@ -17,6 +17,7 @@ from rewards.base import FLOAT32_BYTES, Reward, TermConfig
 from rewards.detection import Detection
 from rewards.options import MayChange, PathText, problem_at
 from rewards.terms.clip_loading import ClipOptions
+from rewards.terms.composition_found import describe_found
 from rewards.terms.composition_rows import Composition, CompositionError, read_composition
 from rewards.terms.composition_rule import PUBLISHED, Limits, colours_needed, judge
 from rewards.terms.composition_score import score_densely
@@ -292,19 +293,16 @@ class CompositionReward:
         """Like `score`; a dense score has boxes of objects, see `score_densely`."""
         compositions = [_read(prompt) for prompt in prompts]
         found = self._find(prompts, compositions, pixels)
-        verdicts = [
-            judge(composition, each, self._limits)
-            for composition, each in zip(compositions, found, strict=True)
-        ]
+        pairs = list(zip(compositions, found, strict=True))
+        verdicts = [judge(*pair, self._limits) for pair in pairs]
         notes = tuple("; ".join(verdict.reasons) for verdict in verdicts)
+        objects = tuple(describe_found(*pair, self._limits) for pair in pairs)
         if self._config.score == "verdict":
-            return Scores(torch.tensor([float(verdict.is_right) for verdict in verdicts]), notes)
-        scores = [
-            score_densely(composition, each, self._limits)
-            for composition, each in zip(compositions, found, strict=True)
-        ]
+            values = torch.tensor([float(verdict.is_right) for verdict in verdicts])
+            return Scores(values, notes, objects=objects)
+        scores = [score_densely(*pair, self._limits) for pair in pairs]
         values = torch.tensor([score.value for score in scores])
-        return Scores(values, notes, tuple(score.boxes for score in scores))
+        return Scores(values, notes, tuple(score.boxes for score in scores), objects)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """The detector's networks, and CLIP."""

@@ -73,15 +73,29 @@ class Composition:
         """Classes that a detector must know, each once."""
         return tuple(dict.fromkeys(each.label for each in (*self.include, *self.exclude)))
 
-    def describe(self) -> str:
-        """What is asked for, such as `2 red car and dog left of car`; without `exclude`."""
+    def describe(self) -> tuple[str, ...]:
+        """What is asked for, such as `2 red car`, `dog left of car` and `no cat`.
+
+        An `exclude` that only makes a number exact is left out.
+        """
         asked = []
         for each in self.include:
-            words = [str(each.count) if each.count > 1 else "", each.colour or "", each.label]
+            seen_from: tuple[str, ...] = ()
             if each.relation is not None and each.other is not None:
-                words += [each.relation, self.include[each.other].label]
-            asked.append(" ".join(filter(None, words)))
-        return " and ".join(asked)
+                seen_from = (each.relation, self.include[each.other].label)
+            asked.append(in_words(each.count, each.colour, each.label, *seen_from))
+        numbers = {(each.label, each.count + 1) for each in self.include}
+        for each in self.exclude:
+            if (each.label, each.count) not in numbers:
+                fewer = f"fewer than {each.count}" if each.count > 1 else "no"
+                asked.append(f"{fewer} {each.label}")
+        return tuple(asked)
+
+
+def in_words(number: int, *words: str | None) -> str:
+    """Objects in words, such as `2 red car`; words that are None or empty are left out."""
+    count = {0: "no", 1: None}.get(number, str(number))
+    return " ".join(filter(None, (count, *words)))
 
 
 def read_composition(metadata: Mapping[str, object]) -> Composition | None:

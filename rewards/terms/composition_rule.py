@@ -85,11 +85,7 @@ def judge(
         detections: Of any class and score. Of equal scores, the first is better. Those that
             `colours_needed` names must have colours.
     """
-    threshold = limits.threshold_of(composition.tag)
-    found = {
-        label: [each for each in best_objects(detections, label, limits) if each.score > threshold]
-        for label in composition.classes
-    }
+    found = objects_by_class(composition, detections, limits)
     asked = [found[each.label][: each.count] for each in composition.include]
     reasons: list[str] = []
     for condition, objects in zip(composition.include, asked, strict=True):
@@ -106,6 +102,17 @@ def judge(
         if number >= condition.count:
             reasons.append(f"asked fewer than {condition.count} {condition.label}, found {number}")
     return Verdict(tuple(reasons))
+
+
+def objects_by_class(
+    composition: Composition, detections: Sequence[Detection], limits: Limits = PUBLISHED
+) -> dict[str, list[Detection]]:
+    """Objects of each class that matters, best first; see `judge`."""
+    threshold = limits.threshold_of(composition.tag)
+    return {
+        label: [each for each in best_objects(detections, label, limits) if each.score > threshold]
+        for label in composition.classes
+    }
 
 
 def best_objects(detections: Sequence[Detection], label: str, limits: Limits) -> list[Detection]:
@@ -139,6 +146,11 @@ def colours_of(detection: Detection) -> Mapping[str, float]:
     if not detection.colours:
         raise ValueError(f"{detection} needs colours, because its prompt asks for one")
     return detection.colours
+
+
+def sides_between(one: Detection, other: Detection, *, margin: float) -> list[Relation]:
+    """Sides of `other` on which `one` is; none, one or two."""
+    return [each for each in RELATIONS if side(each, one, other, margin=margin) > _CLEAR]
 
 
 def side(relation: Relation, one: Detection, other: Detection, *, margin: float) -> float:
@@ -207,7 +219,7 @@ def _wrong_side(
     relation: Relation, pairs: Iterator[tuple[Detection, Detection]], margin: float
 ) -> list[str]:
     for one, other in pairs:
-        sides = [each for each in RELATIONS if side(each, one, other, margin=margin) > _CLEAR]
+        sides = sides_between(one, other, margin=margin)
         if relation not in sides:
             found = f"{one.label} {' and '.join(sides)} {other.label}" if sides else "no clear side"
             return [f"asked {one.label} {relation} {other.label}, found {found}"]

@@ -182,4 +182,4 @@ def _boxes(objects: Sequence[_Object], values: Sequence[float], *, kind: str) ->
 
 def _text(detection: Detection) -> str:
     colour = f"{colour_of(detection)} " if detection.colours else ""
-    return f"{colour}{detection.label} {detection.score:.2f}"
+    return f"{colour}{detection.label} {f'{detection.score:.2f}'.removeprefix('0')}"

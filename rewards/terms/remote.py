@@ -109,7 +109,7 @@ class RemoteReward:
         """Send images and prompts in one request; refusals and notes are the scorer's."""
         body = make_request(prompts, pixels, self._needs).model_dump_json().encode()
         answer = self._ask("/score", body, ScoreAnswer)
-        return Scores(answer.scores, answer.notes)
+        return Scores(answer.scores, answer.notes, objects=answer.objects)
 
     def modules(self) -> tuple[nn.Module, ...]:
         """Empty, because the networks belong to the other process."""

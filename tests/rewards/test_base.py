@@ -96,6 +96,12 @@ def test_score_checked_refuses_what_are_no_notes(notes: object, message: str) ->
         score_checked(Placed(notes=notes), *TWO)
 
 
+@pytest.mark.parametrize("objects", [(("dog",),), ("dog", "cat"), ("a", ())])
+def test_score_checked_refuses_what_are_no_objects_of_the_images(objects: object) -> None:
+    with pytest.raises(InvalidScoresError, match="images 0 to 1: objects are .* per image"):
+        score_checked(Placed(objects=objects), *TWO)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -135,6 +135,12 @@ def test_scores_are_dense_or_a_verdict_and_notes_say_what_is_wrong(
     assert verdict.notes == (wrong,)
 
 
+@pytest.mark.parametrize("score", ["dense", "verdict"])
+def test_objects_that_were_found_are_described(score: str) -> None:
+    scores = score_checked(build(score=score), [asking(RED_ONE)] * 2, show(BLUE_DOG, NOTHING))
+    assert scores.objects == (("blue dog",), ("no dog",))
+
+
 @pytest.mark.parametrize(
     ("changes", "dense", "wrong"),
     [

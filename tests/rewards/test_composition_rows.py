@@ -39,11 +39,12 @@ def test_conditions_are_described_in_words() -> None:
                 DOG,
                 {"class": "car", "count": 2, "color": "red", "position": ["above", 0]},
             ],
-            "exclude": [CAT],
+            # Exactly two cars, and fewer than four trees.
+            "exclude": [CAT, {"class": "car", "count": 3}, {"class": "tree", "count": 4}],
         }
     )
     assert found is not None
-    assert found.describe() == "dog and 2 red car above dog"
+    assert found.describe() == ("dog", "2 red car above dog", "no cat", "fewer than 4 tree")
 
 
 def test_position_may_name_a_later_condition() -> None:

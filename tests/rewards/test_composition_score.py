@@ -40,19 +40,19 @@ def described(score: DenseScore) -> list[Box]:
 @pytest.mark.parametrize(
     ("scores", "value", "boxes"),
     [
-        ([0.95, 0.5], 1.0, [("sure:0", 0.5, "dog 0.95"), ("sure:0", 0.5, "dog 0.50")]),
+        ([0.95, 0.5], 1.0, [("sure:0", 0.5, "dog .95"), ("sure:0", 0.5, "dog .50")]),
         # Half of the threshold of 0.3: half an object, which is credit of the image.
-        ([0.15, 0.95], 0.75, [("sure:0", 0.5, "dog 0.95")]),
-        ([0.95], 0.5, [("sure:0", 0.5, "dog 0.95")]),
+        ([0.15, 0.95], 0.75, [("sure:0", 0.5, "dog .95")]),
+        ([0.95], 0.5, [("sure:0", 0.5, "dog .95")]),
         ([], 0.0, []),
         # More are allowed, and shown without a value.
         (
             [0.95, 0.9, 0.8, 0.2],
             1.0,
             [
-                ("sure:0", 0.5, "dog 0.95"),
-                ("sure:0", 0.5, "dog 0.90"),
-                ("", 0.0, "dog 0.80"),
+                ("sure:0", 0.5, "dog .95"),
+                ("sure:0", 0.5, "dog .90"),
+                ("", 0.0, "dog .80"),
             ],
         ),
     ],
@@ -72,19 +72,19 @@ def test_numbers_earn_how_far_the_best_objects_are_there(
     ("scores", "value", "boxes"),
     [
         # Number: (1 + 0.45 / 0.9) / 2 = 0.75. Exclude: 1 - 0.27 / 0.9 = 0.7.
-        ([0.95, 0.45, 0.27], 0.725, [("sure:0", 0.25, "dog 0.95"), ("sure:0", 0.125, "dog 0.45")]),
+        ([0.95, 0.45, 0.27], 0.725, [("sure:0", 0.25, "dog .95"), ("sure:0", 0.125, "dog .45")]),
         # Exclude: 1 - 0.36 / 0.9 = 0.6.
         (
             [0.95, 0.45, 0.36],
             0.675,
             [
-                ("sure:0", 0.25, "dog 0.95"),
-                ("sure:0", 0.125, "dog 0.45"),
-                ("", 0.0, "dog 0.36"),
+                ("sure:0", 0.25, "dog .95"),
+                ("sure:0", 0.125, "dog .45"),
+                ("", 0.0, "dog .36"),
             ],
         ),
-        ([0.95, 0.95], 1.0, [("sure:0", 0.25, "dog 0.95")] * 2),
-        ([0.95, 0.95, 0.95], 0.5, [("sure:0", 0.25, "dog 0.95")] * 2 + [("", 0.0, "dog 0.95")]),
+        ([0.95, 0.95], 1.0, [("sure:0", 0.25, "dog .95")] * 2),
+        ([0.95, 0.95, 0.95], 0.5, [("sure:0", 0.25, "dog .95")] * 2 + [("", 0.0, "dog .95")]),
     ],
 )
 def test_counting_has_its_own_threshold_below_which_boxes_differ(
@@ -100,7 +100,7 @@ def test_boxes_follow_a_counting_threshold_below_the_usual_one() -> None:
     composition, dog = Composition((Condition("dog", 1),), (), "counting"), square("dog", 0.2)
     limits = Limits(threshold=0.3, counting_threshold=0.1)
     found = score_densely(composition, [dog], limits)
-    assert (found.value, described(found)) == (1.0, [("sure:0", 1.0, "dog 0.20")])
+    assert (found.value, described(found)) == (1.0, [("sure:0", 1.0, "dog .20")])
 
 
 def test_colours_earn_their_probability_at_each_object() -> None:
@@ -113,18 +113,18 @@ def test_colours_earn_their_probability_at_each_object() -> None:
     # Number 1, colour (0.25 + 0.5) / 2 = 0.375.
     assert found.value == pytest.approx(0.6875)
     assert described(found) == [
-        ("sure:0", 0.25, "blue car 0.90"),
-        ("sure:0", 0.25, "red car 0.80"),
-        ("colour:0", 0.0625, "blue car 0.90"),
-        ("colour:0", 0.125, "red car 0.80"),
+        ("sure:0", 0.25, "blue car .90"),
+        ("sure:0", 0.25, "red car .80"),
+        ("colour:0", 0.0625, "blue car .90"),
+        ("colour:0", 0.125, "red car .80"),
     ]
-    assert found.boxes[2] == ScoreBox(0.0625, 10.0, 0.0, 30.0, 20.0, "blue car 0.90", "colour:0")
+    assert found.boxes[2] == ScoreBox(0.0625, 10.0, 0.0, 30.0, 20.0, "blue car .90", "colour:0")
     # 0.15 is half there: 0.5 and 0.5 * 0.5 of two, without a box. A colour not named has 0.
     dim = score_densely(composition, [square("car", 0.15, red=0.5), square("car", 0.9, green=1.0)])
     assert dim.value == pytest.approx((0.75 + 0.125) / 2)
     assert described(dim) == [
-        ("sure:0", 0.25, "green car 0.90"),
-        ("colour:0", 0.0, "green car 0.90"),
+        ("sure:0", 0.25, "green car .90"),
+        ("colour:0", 0.0, "green car .90"),
     ]
 
 
@@ -147,10 +147,10 @@ def test_positions_earn_how_far_an_object_is_on_the_side(x: float, value: float)
     found = score_densely(composition, objects)
     assert found.value == pytest.approx((1 + 1 + value) / 3)
     assert described(found) == [
-        ("sure:0", 1 / 3, "car 0.80"),
-        ("sure:1", 1 / 3, "dog 0.90"),
-        ("position:1-0", value / 6, "dog 0.90"),
-        ("position:1-0:other", value / 6, "car 0.80"),
+        ("sure:0", 1 / 3, "car .80"),
+        ("sure:1", 1 / 3, "dog .90"),
+        ("position:1-0", value / 6, "dog .90"),
+        ("position:1-0:other", value / 6, "car .80"),
     ]
 
 
@@ -163,9 +163,9 @@ def test_positions_are_credit_of_the_image_unless_both_ends_are_there_in_number(
     pairs = (1.0, 0.8 / 1.5)
     assert found.value == pytest.approx((1 + sum(pairs) / 2 + 1) / 3)
     assert [each for each in described(found) if each[0].startswith("position")] == [
-        ("position:0-1", pairs[0] / 12, "dog 0.90"),
-        ("position:0-1", pairs[1] / 12, "dog 0.80"),
-        ("position:0-1:other", sum(pairs) / 12, "car 0.70"),
+        ("position:0-1", pairs[0] / 12, "dog .90"),
+        ("position:0-1", pairs[1] / 12, "dog .80"),
+        ("position:0-1:other", sum(pairs) / 12, "car .70"),
     ]
     for objects, number, position in [
         ([near, car], (0.5, 1), 0.5),

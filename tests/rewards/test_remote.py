@@ -122,16 +122,22 @@ def test_remote_scores_as_the_term_does_in_this_process_to_the_bit() -> None:
 def test_a_served_term_refuses_an_image_by_null_on_the_wire() -> None:
     class Unsure(Level):
         def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
-            return Scores([0.25, None, 0.5], ("", "too dark", ""))
+            objects = (("dog",), (), ("2 red car", "no dog"))
+            return Scores([0.25, None, 0.5], ("", "too dark", ""), objects=objects)
 
     with serving(Unsure()) as url:
         body, headers = json.loads(request_of([DOG] * 3)), {"Authorization": f"Bearer {TOKEN}"}
         sent = httpx.post(f"{url}/score", json=body, headers=headers, trust_env=False)
         scores = score_checked(connect(url), [DOG] * 3, PIXELS)
-    assert sent.json() == {"scores": [0.25, None, 0.5], "notes": ["", "too dark", ""]}
+    assert sent.json() == {
+        "scores": [0.25, None, 0.5],
+        "notes": ["", "too dark", ""],
+        "objects": [["dog"], [], ["2 red car", "no dog"]],
+    }
     assert scores.values.isnan().tolist() == [False, True, False]
     assert scores.values[::2].tolist() == [0.25, 0.5]
     assert scores.notes == ("", "too dark", "")
+    assert scores.objects == (("dog",), (), ("2 red car", "no dog"))
 
 
 @pytest.mark.parametrize("needs", [("text", "target", "source"), ("prompt",)])

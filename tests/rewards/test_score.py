@@ -217,15 +217,16 @@ def test_a_term_applies_to_the_prompts_whose_ids_match() -> None:
     ]
 
 
-def test_scorer_keeps_the_notes_of_terms_that_take_them() -> None:
+def test_scorer_keeps_what_terms_say_of_images() -> None:
     class Reading(FakeReward):
         def score(self, prompts: Sequence[Prompt], pixels: Tensor) -> Scores:
             notes = tuple(f"p{image[0, 0, 0].item()}" for image in pixels)
-            return Scores(brightness(pixels), notes)
+            return Scores(brightness(pixels), notes, objects=(("dog",), ()))
 
     scorer = make_scorer([FakeReward("bright"), Reading("ocr", needs_text=True)], [1.0, 1.0])
     table = scorer.score([WITHOUT_TEXT, WITH_TEXT], grey([1, 2], [3, 4]))
     assert table.notes == {"ocr": ((), ("p3", "p4"))}
+    assert table.objects == {"ocr": ((), (("dog",), ()))}
 
 
 class Halves:
