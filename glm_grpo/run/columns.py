@@ -14,7 +14,7 @@ import pyarrow
 import torch
 from torch import Tensor
 
-from glm_grpo.run.tables import CREDIT, METADATA, NOTE, PIECES, RAW, SOURCES
+from glm_grpo.run.tables import CREDIT, METADATA, NOTE, OBJECTS, PIECES, RAW, SOURCES
 from glm_grpo.types import Evaluation, Experience
 from rewards.types import Prompt, RewardTable
 
@@ -107,7 +107,7 @@ def _prompt_columns(
 
 
 def _score_columns(table: RewardTable) -> Columns:
-    """One column per term, and one for its notes; null if the term does not apply.
+    """One column per term, one for its notes and one for objects; null if it does not apply.
 
     A score is NaN if the term applies, but refused the image.
     """
@@ -125,6 +125,9 @@ def _score_columns(table: RewardTable) -> Columns:
     for name, groups in table.notes.items():
         notes = [note for group in groups for note in group or (None,) * size]
         columns[f"{NOTE}{name}"] = pyarrow.array(notes, pyarrow.string())
+    for name, found in table.objects.items():
+        objects = [of_image for group in found for of_image in group or (None,) * size]
+        columns[f"{OBJECTS}{name}"] = pyarrow.array(objects, _STRINGS)
     return columns
 
 

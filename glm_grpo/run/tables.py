@@ -46,6 +46,9 @@ RAW = "raw/"
 The total of an image that a term with a weight refused is NaN."""
 NOTE = "note/"
 """Prefix of note columns, one per term with notes; null if it has none for an image."""
+OBJECTS = "objects/"
+"""Prefix of columns of what was found in images, in words, one per term that looks for objects;
+null if it does not apply."""
 CREDIT = "credit"
 """Column of what each place of an image earned more than its group; only with credit by place."""
 PIECES = "pieces/"
@@ -56,9 +59,8 @@ METADATA = "metadata"
 SOURCES = "sources"
 """Column of the source images' paths; only editing runs have it."""
 
-_OPTIONAL = (RAW, NOTE, PIECES, SOURCES, CREDIT, METADATA)
+_MAY_BE_ABSENT = (RAW, NOTE, OBJECTS, CREDIT, PIECES, METADATA, SOURCES)
 """Prefixes, and columns that not every table has."""
-
 _IMAGES = "images"
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
@@ -178,8 +180,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
     """Read a stored rollout or evaluation, one row per image.
 
     Args:
-        columns: Columns to read: a name; `raw/`, `note/` or `pieces/` for all columns with that
-            prefix; `sources`, `credit` or `metadata` if it exists; None for all.
+        columns: Columns to read: a name; `raw/`, `note/`, `objects/` or `pieces/` for all columns
+            with that prefix; `sources`, `metadata` or `credit` if it exists; None for all.
     """
     with _parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
         _weighing_of(file.schema_arrow, path)
@@ -281,7 +283,7 @@ def _choose(stored: Sequence[str], columns: Sequence[str] | None, path: Path) ->
     """Names of the requested columns."""
     if columns is None:
         return list(stored)
-    prefixes = tuple(name for name in columns if name in _OPTIONAL)
+    prefixes = tuple(name for name in columns if name in _MAY_BE_ABSENT)
     named = [name for name in columns if name not in prefixes]
     missing = [name for name in named if name not in stored]
     if missing:

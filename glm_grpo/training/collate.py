@@ -76,6 +76,7 @@ def join_tables(tables: Sequence[RewardTable]) -> RewardTable:
         score_map=_join_maps([(table.score_map, table) for table in tables]),
         kind_map=_join_maps([(table.kind_map, table) for table in tables]),
         score_boxes=_join_groups([(table.score_boxes, len(table.raw)) for table in tables]),
+        objects=_join_groups([(table.objects, len(table.raw)) for table in tables]),
     )
 
 

@@ -16,6 +16,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import (
     CREDIT,
+    OBJECTS,
     PIECES,
     Weighing,
     read_evaluation,
@@ -151,6 +152,14 @@ def test_write_rollout_stores_further_columns_of_rows(tmp_path: Path) -> None:
     store_rollout(tmp_path, replace(experience, prompts=prompts), 10)
     (column,) = read_table(RunFolder(tmp_path).rollout_path(10), ["metadata"]).to_pydict().values()
     assert [json.loads(row) for row in column] == [{**tagged.metadata}] * 2 + [{}] * 2
+
+
+def test_write_rollout_stores_what_was_found(tmp_path: Path) -> None:
+    experience = make_experience()
+    scores = replace(experience.scores, objects={"lpips": ((("2 red car", "no dog"), ()), ())})
+    store_rollout(tmp_path, replace(experience, scores=scores), 10)
+    columns = read_table(RunFolder(tmp_path).rollout_path(10), [OBJECTS]).to_pydict()
+    assert columns == {"objects/lpips": [["2 red car", "no dog"], [], None, None]}
 
 
 def test_write_rollout_stores_what_places_and_letters_earned(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from glm_grpo.errors import MemoryLimitError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
 from glm_grpo.models.offload import Offload
 from glm_grpo.models.reference import Reference
-from glm_grpo.training.collate import join_experiences
+from glm_grpo.training.collate import join_experiences, join_tables
 from glm_grpo.training.collect import collect
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.generate import decode, wait_for_scores
@@ -580,6 +580,12 @@ def test_collect_leaves_spare_prompts_to_processes_before_it() -> None:
         0,
         1,
     ]
+
+
+def test_joined_tables_keep_what_was_found_in_the_images_of_either() -> None:
+    table = collected().scores
+    found = replace(table, objects={"brightness": ((("dog",), ()),)})
+    assert join_tables([table, found]).objects == {"brightness": ((), (("dog",), ()))}
 
 
 def test_joined_experiences_keep_what_places_earned() -> None:
