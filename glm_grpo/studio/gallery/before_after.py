@@ -29,7 +29,9 @@ from glm_grpo.run.figures import (
 )
 from glm_grpo.run.folder import RunFolder, write_atomically
 from glm_grpo.run.tables import (
+    METADATA,
     NOTE,
+    OBJECTS,
     RAW,
     SOURCES,
     SummaryRow,
@@ -38,6 +40,7 @@ from glm_grpo.run.tables import (
     read_evaluation,
 )
 from glm_grpo.studio.gallery.data import describe, list_readers
+from glm_grpo.studio.gallery.objects import mark_objects, read_asked
 from glm_grpo.studio.gallery.pages import render_page
 from glm_grpo.studio.gallery.readings import read_letters
 from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Report, Tile
@@ -49,7 +52,7 @@ from rewards.terms.text_matching import plain_form
 
 _COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
-    *(RAW, NOTE, SOURCES),
+    *(RAW, NOTE, OBJECTS, METADATA, SOURCES),
 )
 
 _Row = dict[str, Any]
@@ -175,11 +178,21 @@ def _sample(
         for name, note in notes.items()
         if note is not None
     }
+    asked = read_asked(row.get(METADATA))
+    found = {
+        name.removeprefix(OBJECTS): mark_objects(
+            row[name], asked, row.get(NOTE + name.removeprefix(OBJECTS))
+        )
+        for name in row
+        if name.startswith(OBJECTS) and row[name] is not None
+    }
     return replace(
         _tile(folder, row["image"], row, label, sample=index),
         scores=tuple((name, show_score(score)) for name, score in scores.items()),
         texts=tuple(row["texts"]),
         readings=readings,
+        asked=asked,
+        found=found,
     )
 
 

@@ -20,7 +20,9 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.provenance import read_provenance
 from glm_grpo.run.tables import (
     CREDIT,
+    METADATA,
     NOTE,
+    OBJECTS,
     PIECES,
     RAW,
     SOURCES,
@@ -35,6 +37,7 @@ from glm_grpo.run.tables import (
     read_weighing,
     stored_steps,
 )
+from glm_grpo.studio.gallery.objects import mark_objects, read_asked
 from glm_grpo.studio.gallery.pace import pace
 from glm_grpo.studio.gallery.readings import read_letters
 from rewards.terms.ocr import OCR, OcrConfig
@@ -48,7 +51,7 @@ Group = dict[str, Any]
 
 EVALUATION_COLUMNS = (
     *("step", "prompt_id", "prompt", "texts", "decode_seed", "target", "total", "image"),
-    *(RAW, NOTE, SOURCES),
+    *(RAW, NOTE, OBJECTS, METADATA, SOURCES),
 )
 _IS_ZERO_STD = "is_flat"
 """Column of zero-std groups, as runs store it."""
@@ -254,6 +257,12 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         elif name.startswith(NOTE) and any(note is not None for note in column):
             term = name.removeprefix(NOTE)
             notes[term] = [_note(note or "", texts, readers.get(term)) for note in column]
+    asked = read_asked(columns.get(METADATA, [None])[0])
+    found = {
+        name.removeprefix(OBJECTS): _found(column, asked, columns.get(_note_of(name)))
+        for name, column in columns.items()
+        if name.startswith(OBJECTS) and column[0] is not None
+    }
     group = {
         "prompt_id": prompt_id,
         "prompt": columns["prompt"][0],
@@ -265,6 +274,9 @@ def _group(columns: Mapping[str, Any], readers: Mapping[str, bool]) -> Group:
         "raw": raw,
         "notes": notes,
     }
+    # Runs whose prompts ask for objects.
+    group |= {"asked": asked} if asked else {}
+    group |= {"found": found} if found else {}
     if SOURCES in columns:
         group["sources"] = [image_name(name) for name in columns[SOURCES][0]]
     group |= {name: _decimals(columns[name]) for name in _NUMBERS if name in columns}
@@ -296,6 +308,22 @@ def _note(note: str, texts: Sequence[str], is_case_sensitive: bool | None) -> An
     read = plain_form(note)
     reading = read_letters(read, texts, is_case_sensitive=is_case_sensitive)
     return {"read": read, "marks": reading.marks, "missing": reading.missing}
+
+
+def _note_of(objects: str) -> str:
+    """Column of the notes of the term that a column of objects belongs to."""
+    return NOTE + objects.removeprefix(OBJECTS)
+
+
+def _found(
+    images: Sequence[Sequence[str]], asked: Sequence[str], notes: Sequence[str | None] | None
+) -> list[dict[str, Any]]:
+    """Objects that a term found in each image, in the form of an OCR reading."""
+    notes = notes or [None] * len(images)
+    return [
+        {"read": ", ".join(found), "marks": mark_objects(found, asked, note), "missing": ""}
+        for found, note in zip(images, notes, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

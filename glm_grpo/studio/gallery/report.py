@@ -26,6 +26,8 @@ class Tile:
         scores: Name and figure of each line.
         texts: Texts that should appear.
         readings: Readings of OCR terms by name, in pieces that are right or wrong.
+        asked: Objects that should appear, in words.
+        found: Objects that terms found, by name, in pieces that are right or wrong.
     """
 
     label: str
@@ -35,6 +37,8 @@ class Tile:
     scores: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
     readings: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+    found: Mapping[str, tuple[Mark, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

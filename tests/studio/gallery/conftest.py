@@ -49,6 +49,7 @@ class StoredRun:
         self.size = 8
         self.places: Tensor | None = None
         self.score_boxes: dict[str, tuple[ScoreBoxes, ...]] = {}
+        self.objects: dict[str, tuple[tuple[tuple[str, ...], ...], ...]] = {}
         path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.write_text(config, encoding="utf-8")
 
@@ -61,6 +62,7 @@ class StoredRun:
             std_floors=torch.full((4,), 1e-4),
             notes={"ocr": self.notes},
             score_boxes=self.score_boxes,
+            objects=self.objects,
         )
 
     def images(self, value: int = 0) -> ImageBatch:

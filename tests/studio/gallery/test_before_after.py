@@ -162,6 +162,23 @@ def test_page_shows_what_was_read_with_its_wrong_letters_marked(
     assert "D<mark>0</mark>G <mark>&lt;b&gt;</mark>" in after
 
 
+def test_page_shows_what_was_found_of_the_objects_that_were_asked_for(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config_path.write_text(to_yaml(compose_config(configs_dir, "tiny", [])))
+    asked = {"metadata": '{"include": [{"class": "dog", "count": 2}]}'}
+    # As a version stored it that did not say what was found.
+    store_evaluation(folder, 0, {"a": [0.25]}, **asked)
+    new = {"objects/mine": ["<dog>"], "note/mine": "asked 2 dog, found 1"}
+    store_evaluation(folder, 10, {"a": [0.25]}, **asked, **new)
+    page = write_before_after(folder, ()).read_text(encoding="utf-8")
+    before, after = re.findall(r"<figcaption>(?:Before|After)(.*?)</figcaption>", page, re.DOTALL)
+    assert '<strong dir="auto">2 dog</strong>' in before
+    assert "found" not in before
+    assert re.search(r"found</span>\s*<span dir=\"auto\"><mark>&lt;dog&gt;</mark>", after)
+
+
 def test_page_says_where_an_image_is_missing(folder: RunFolder, read_page: ReadPage) -> None:
     (folder.path / "images/eval-000010/leapt-0.png").unlink()
     page = read_page(write_before_after(folder, SUMMARY))

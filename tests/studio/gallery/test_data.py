@@ -205,6 +205,30 @@ def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
     assert "credit-000002.js" not in run.files("data")
 
 
+def test_step_holds_the_objects_that_were_asked_for_and_found(run: Any) -> None:
+    first, second = run.prompts
+    include = [{"class": "dog", "count": 2}, {"class": "car", "count": 1, "color": "red"}]
+    # Other terms may use the field in another form.
+    run.prompts = (
+        replace(first, metadata={"include": include}),
+        replace(second, metadata={"include": "dogs"}),
+    )
+    run.notes = (("", "asked 2 dog, found 1"), ())
+    run.record_step(1)
+    run.objects = {"ocr": ((("3 dog", "red car", "1 more car"), ("dog", "red car")), ())}
+    run.record_step(2)
+    old, new = (step["groups"][0] for step in written(run, "steps-000001")["steps"])
+    assert old["asked"] == new["asked"] == ["2 dog", "red car"]
+    assert "found" not in old
+    right, wrong = new["found"]["ocr"]
+    assert right["read"] == "3 dog, red car, 1 more car"
+    # More than was asked for is no mistake where the image is right.
+    assert all(is_right for _, is_right in right["marks"])
+    assert wrong["marks"] == [["dog", False], [", ", True], ["red car", True]]
+    second = run.data("steps-000001")["steps"][1]["groups"][1]
+    assert not {"asked", "found"} & {*second}
+
+
 def test_evaluation_holds_what_was_not_learned_from(run: Any) -> None:
     run.record_evaluation(10)
     data = written(run, "evaluation-000010")

@@ -127,7 +127,7 @@
       <div>
         <${Scores} parts=${pick(arranged.parts, sample)} raw=${pick(group.raw, sample)}
           total=${group.total[sample]} extent=${extent} hasParts=${hasParts} />
-        <${Notes} notes=${group.notes} sample=${sample} />
+        <${Notes} group=${group} sample=${sample} />
       </div>`;
   }
 

@@ -230,16 +230,19 @@
     </span>`;
   }
 
-  /** What the terms found in one sample of a group; readings stand below the image itself. */
-  function Notes({ notes, sample }) {
-    const found = Object.entries(notes).filter(([, group]) => typeof group[sample] === "string");
+  /** Notes of the terms on one sample of a group. Readings and objects that were found stand below
+      the image itself; a term that found objects says here what is wrong with them. */
+  function Notes({ group: { notes, found: objects = {} }, sample }) {
+    const found = Object.entries(notes).filter(
+      ([name, texts]) => typeof texts[sample] === "string" && (texts[sample] || !objects[name]),
+    );
     return (
       found.length > 0 &&
       html`<dl class="notes">
       ${found.map(
-        ([name, group]) => html`<div key=${name}>
-        <dt>${name} found</dt>
-        <dd><${Note} note=${group[sample]} /></dd>
+        ([name, texts]) => html`<div key=${name}>
+        <dt>${objects[name] ? name : `${name} found`}</dt>
+        <dd><${Note} note=${texts[sample]} /></dd>
       </div>`,
       )}
     </dl>`

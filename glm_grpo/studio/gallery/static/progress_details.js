@@ -42,7 +42,7 @@
           ${line("Total", group.total, before?.total)}
         </tfoot>
       </table>
-      <${Notes} notes=${group.notes} sample=${sample} />`;
+      <${Notes} group=${group} sample=${sample} />`;
   }
 
   function Line({ name, value, change, hasChange }) {

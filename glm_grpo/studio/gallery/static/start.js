@@ -335,13 +335,13 @@
           <${ImageButton} image=${target} alt=${`Target of ${name}`} onOpen=${open(place.step, "target")} attributes=${attributes} />
           <figcaption class="soft">target</figcaption>
         </figure>`}
-        ${samples.map(([caption, { images, texts, notes }, step, sample]) => html`<figure key=${step}>
-          <${ImageButton} image=${images[sample]} alt=${`${name}, step ${step}, sample ${sample}`} onOpen=${open(step)}
+        ${samples.map(([caption, shown, step, sample]) => html`<figure key=${step}>
+          <${ImageButton} image=${shown.images[sample]} alt=${`${name}, step ${step}, sample ${sample}`} onOpen=${open(step)}
             attributes=${attributes} />
           <figcaption><span class="soft">${caption}</span>${" "}
             ${isPair
-              ? html`<${Read} group=${{ notes }} sample=${sample} />`
-              : html`<${AskedRead} group=${{ texts, notes }} sample=${sample} isShort />`}
+              ? html`<${Read} group=${shown} sample=${sample} />`
+              : html`<${AskedRead} group=${shown} sample=${sample} isShort />`}
           </figcaption>
         </figure>`)}
       </div>
