@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.tables import CREDIT, PIECES, read_table
+from glm_grpo.run.tables import CREDIT, METADATA, NOTE, OBJECTS, PIECES, read_table
 from glm_grpo.studio.gallery import write_gallery
 from tests.browser.conftest import (
     GROUP_SIZE,
     NOT_FOUND,
+    SIDE,
     OpenGallery,
     change_data,
     copy_run,
@@ -215,3 +219,97 @@ def test_groups_find_and_the_large_view_lay_over_samples_what_their_places_earne
     page.locator(".find-region .image").first.click()
     dialog.get_by_role("button", name="Credit").click()
     expect(dialog.locator(".credit canvas")).to_have_count(1)
+
+
+def objects_run(run: RunFolder, path: Path) -> RunFolder:
+    """A copy in which `plain` asks for two red circles, and a term found things in step 1."""
+    run = copy_run(run, path)
+    rollout = run.rollout_path(1)
+    table = read_table(rollout)
+
+    def box(kind: str, value: float, left: float, text: str = "red circle .93") -> dict[str, Any]:
+        edges = {"left": left, "top": 20.0, "right": left + 12.0, "bottom": 32.0}
+        return {"text": text, "kind": kind, "value": value, **edges}
+
+    # Of three circles beside each other two have a colour and a position each; each of these earns
+    # 0.5 for its colour, and the one of sample 1 nothing.
+    found = [box("colour:0", 0.5, left) for left in (12.0, 26.0)]
+    found += [box("position:0-1", 0.25, left) for left in (12.0, 26.0)]
+    found += [box("", 0.0, 40.0, "blue circle .91")]
+    asked = {"include": [{"class": "circle", "count": 2, "color": "red"}]}
+    columns = {
+        METADATA: [json.dumps(asked)] * 3 + ["{}"] * 9,
+        f"{OBJECTS}shapes": [["2 red circle", "1 more circle"], ["blue circle"], ["no circle"]]
+        + [None] * 9,
+        f"{NOTE}shapes": ["", "asked 2 circle, found 1", "asked 2 circle, found none"] + [None] * 9,
+        f"{PIECES}shapes": [found, [box("colour:0", 0.0, 20.0)], *[[]] * 10],
+    }
+    places = [[[np.float16(0.0)]]] * 12
+    table = table.append_column(
+        CREDIT, pyarrow.array(places, pyarrow.list_(pyarrow.list_(pyarrow.float16())))
+    )
+    for name, values in columns.items():
+        table = table.append_column(name, pyarrow.array(values))
+    pyarrow.parquet.write_table(table, rollout)
+    write_gallery(run, ())
+    return run
+
+
+def captions(over: Locator) -> list[dict[str, float]]:
+    """Where the captions of boxes are, in CSS pixels from the corner of the image."""
+    return over.evaluate(
+        """over => {
+            const { left: x, top: y } = over.getBoundingClientRect();
+            return [...over.querySelectorAll(".credit-caption")].map((caption) => {
+                const { left, top, right, bottom } = caption.getBoundingClientRect();
+                return { left: left - x, top: top - y, right: right - x, bottom: bottom - y };
+            });
+        }"""
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_objects_are_named_at_their_boxes_and_below_the_image(
+    open_gallery: OpenGallery,
+    gallery_run: RunFolder,
+    tmp_path: Path,
+    find_violations: Any,
+    scheme: str,
+) -> None:
+    run = objects_run(gallery_run, tmp_path / "run")
+    page = open_gallery("groups?step=1", run=run, allows=NOT_FOUND, color_scheme=scheme)
+    # In order of reward: samples 2, 0 and 1.
+    samples = samples_of(page, "plain")
+    said = samples.locator(".asked-read", has_text="circle")
+    expect(said).to_contain_text(
+        ["found no circle", "found 2 red circle, 1 more circle", "found blue circle"]
+    )
+    expect(said.nth(1)).to_contain_text("asked 2 red circle")
+    expect(said.locator("mark")).to_have_text(["no circle", "blue circle"])
+    # What is right needs no reasons.
+    expect(samples.locator(".notes")).to_have_text(
+        [re.compile("asked 2 circle, found none"), re.compile("asked 2 circle, found 1")]
+    )
+
+    over = samples.locator(".credit").nth(1)
+    names = over.locator(".credit-caption")
+    expect(names).to_have_text(["red circle .93", "red circle .93", "blue circle .91"])
+    samples.get_by_role("button").nth(1).click()
+    large = page.get_by_role("dialog").locator(".credit")
+    # Less than the mean of 1/3, and as much as the other.
+    expect(large.locator(".credit-caption").first).to_contain_text("colour +0.167")
+    expect(large.locator(".credit-caption")).to_have_count(3)
+    expect(large.locator(".is-dashed")).to_have_text(["blue circle .91"])
+    for shown in (over, large):
+        rects = captions(shown)
+        for one, other in itertools.combinations(rects, 2):
+            is_over = one["left"] < other["right"] and other["left"] < one["right"]
+            is_over &= one["top"] < other["bottom"] and other["top"] < one["bottom"]
+            assert not is_over
+        width = shown.evaluate("over => over.clientWidth")
+        assert all(rect["left"] >= 0 and rect["right"] <= width + 1 for rect in rects)
+    assert find_violations(page) == []
+    side = large.evaluate("over => over.clientWidth")
+    large.hover(position={"x": side * 18 / SIDE, "y": side * 26 / SIDE})
+    here = large.locator(".credit-here")
+    expect(here).to_contain_text("shapes: red circle .93 colour +0.167")

@@ -40,6 +40,7 @@ from glm_grpo.run.tables import (
 from glm_grpo.studio.gallery.objects import mark_objects, read_asked
 from glm_grpo.studio.gallery.pace import pace
 from glm_grpo.studio.gallery.readings import read_letters
+from rewards.score_map import ScoreBox, like_with_like
 from rewards.terms.ocr import OCR, OcrConfig
 from rewards.terms.text_matching import plain_form
 
@@ -56,7 +57,7 @@ EVALUATION_COLUMNS = (
 _IS_ZERO_STD = "is_flat"
 """Column of zero-std groups, as runs store it."""
 ROLLOUT_COLUMNS = (*EVALUATION_COLUMNS, "penalty", "advantage", _IS_ZERO_STD)
-CREDIT_COLUMNS = ("prompt_id", "image", CREDIT, PIECES)
+CREDIT_COLUMNS = ("prompt_id", "image", "total", CREDIT, PIECES)
 _NUMBERS = ("total", "penalty", "advantage")
 
 _MISSING = "numbers are missing or not finite for some images of a prompt"
@@ -66,6 +67,9 @@ SCHEMA = 3
 _CHUNK_STEPS = 10
 _LEAST_SCALE = 0.25
 """Of the largest credit of a step: colours of groups in which hardly anything differs stay pale."""
+
+_LEAST_SHARE = 0.95
+"""Of what the boxes of its kind earn on average: one that earns less is marked as a loss."""
 
 _OVERVIEW = ("reward/mean", "reward/std", "eval/total", "canary/departures")
 """Metrics of all steps that the first page shows before any other file is loaded."""
@@ -459,10 +463,14 @@ def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
     the largest of the group three digits: a large image has 1,024 of them. The `scale` is the
     credit of the strongest colour.
 
+    Boxes of one object, such as its colour and its position, are one piece. It is a gain if it
+    raises the score, and not by clearly less than its like does.
+
     Returns:
         `{image: {"unit": reward per 1, "scale": units, "places": [image][row][column], "pieces":
-        {term: [image][piece] of text, does it raise the score, left, top, right, bottom}}}`, edges
-        in pixels.
+        {term: [image][piece] of text, is it a gain, left, top, right, bottom, parts}}}`, edges in
+        pixels. `parts` are a word for each kind, and the part of the term's score that was earned,
+        less the mean of the kind in the group.
     """
     try:
         table = read_table(records.folder.rollout_path(step), CREDIT_COLUMNS)
@@ -486,7 +494,7 @@ def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
             "scale": round(max(largest, least_scale) * 10.0**digits),
             "places": np.rint(credit * 10.0**digits).astype(int).tolist(),
             "pieces": {
-                name.removeprefix(PIECES): [list(map(_piece, found)) for found in column[rows]]
+                name.removeprefix(PIECES): _pieces(column[rows], columns["total"][rows])
                 for name, column in columns.items()
                 if name.startswith(PIECES) and column[rows.start] is not None
             },
@@ -494,9 +502,36 @@ def credit_data(records: RunContents, step: int) -> dict[str, Any] | None:
     return data
 
 
-def _piece(piece: Mapping[str, Any]) -> list[Any]:
-    edges = (round(piece[edge], 1) for edge in ("left", "top", "right", "bottom"))
-    return [piece["text"], piece["value"] > 0, *edges]
+def _pieces(
+    stored: Sequence[Sequence[Mapping[str, Any]]], totals: Sequence[float]
+) -> list[list[list[Any]]]:
+    """Pieces of each image of a group."""
+    boxes = tuple(tuple(ScoreBox(**box) for box in found) for found in stored)
+    # As in the step itself, an image without a total is in no mean.
+    is_scored = [not math.isnan(total) for total in totals]
+    compared = like_with_like(boxes, is_scored)
+    return [list(_pieces_of(*both)) for both in zip(boxes, compared, strict=True)]
+
+
+def _pieces_of(boxes: Sequence[ScoreBox], compared: Sequence[ScoreBox]) -> Iterator[list[Any]]:
+    """Pieces of one image, from its boxes, and those of a kind less the mean of it."""
+    differences = iter(compared)
+    objects: dict[tuple[Any, ...], list[tuple[ScoreBox, float]]] = {}
+    for box in boxes:
+        difference = next(differences, None) if box.kind else None
+        key = (box.text, box.left, box.top, box.right, box.bottom)
+        objects.setdefault(key, []).append((box, 0.0 if difference is None else difference.value))
+    for (text, *edges), parts in objects.items():
+        value = math.fsum(box.value for box, _ in parts)
+        usual = value - math.fsum(difference for _, difference in parts)
+        by_word: dict[str, float] = {}
+        for box, difference in parts:
+            if box.kind:
+                word = box.kind.partition(":")[0]
+                by_word[word] = by_word.get(word, 0.0) + difference
+        is_gain = value > 0 and value >= _LEAST_SHARE * usual
+        rounded = [[word, round(difference, 4)] for word, difference in by_word.items()]
+        yield [text, is_gain, *(round(edge, 1) for edge in edges), rounded]
 
 
 def evaluation_data(records: RunContents, step: int) -> dict[str, Any]:

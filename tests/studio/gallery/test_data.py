@@ -15,7 +15,7 @@ import yaml
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.run.writing import append_metrics
 from glm_grpo.studio.gallery import write_gallery
-from rewards.score_map import ScoreBox
+from rewards.score_map import ScoreBox, ScoreBoxes
 from rewards.types import Prompt
 
 NAMES = ("lpips", "ssim", "ocr", "aesthetic")
@@ -192,7 +192,7 @@ def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
             "scale": 50_000,
             "places": [[[625, -120]], [[0, 250]]],
             "pieces": {
-                "ocr": [[["<", True, 1.3, 2, 3, 4], ["F", False, 0, 0, 8, 8]], []],
+                "ocr": [[["<", True, 1.3, 2, 3, 4, []], ["F", False, 0, 0, 8, 8, []]], []],
             },
         },
         "step-000003/b-0.png": {
@@ -203,6 +203,29 @@ def test_credit_by_place_is_in_a_file_of_its_step(run: Any) -> None:
         },
     }
     assert "credit-000002.js" not in run.files("data")
+
+
+def test_boxes_of_one_object_are_one_piece_that_is_compared_with_its_like(run: Any) -> None:
+    edges, others = (1.0, 2.0, 3.0, 4.0), (5.0, 2.0, 7.0, 4.0)
+
+    def boxes(colour: float, side: float, place: tuple[float, ...] = edges) -> ScoreBoxes:
+        return (
+            ScoreBox(colour, *place, text="red car .93", kind="colour:1"),
+            ScoreBox(side, *place, text="red car .93", kind="position:1-0"),
+        )
+
+    run.places = torch.zeros(2, 2, 1, 1)
+    further = ScoreBox(0.0, *others, text="car .50")
+    # Means of 0.3 and 0.2. The first gains 0.2 and loses 0.1, the second the reverse.
+    run.score_boxes = {"ocr": (((*boxes(0.5, 0.1), further), boxes(0.1, 0.3, others)), ())}
+    run.record_step(1)
+    written(run, "steps-000001")
+    pieces = run.data("credit-000001")["step-000001/kite-0.png"]["pieces"]["ocr"]
+    parts = [["colour", 0.2], ["position", -0.1]]
+    assert pieces[0] == [["red car .93", True, *edges, parts], ["car .50", False, *others, []]]
+    # It earned, but a fifth less than its like.
+    parts = [["colour", -0.2], ["position", 0.1]]
+    assert pieces[1] == [["red car .93", False, *others, parts]]
 
 
 def test_step_holds_the_objects_that_were_asked_for_and_found(run: Any) -> None:

@@ -6,7 +6,7 @@
   const gallery = window.glmGallery;
   const { html, parts } = gallery;
   const { signed, useLoaded } = parts;
-  const { useLayoutEffect, useRef, useState } = preactHooks;
+  const { useLayoutEffect, useMemo, useRef, useState } = preactHooks;
 
   /* Blue-green and orange-red: also for readers who do not tell red from green one is bluish and
      dark, the other yellowish and bright. The same as in credit.css. */
@@ -16,8 +16,8 @@
   const STRONGEST = 0.85;
   /* So many places at most have their numbers written in them. */
   const MOST_NUMBERS = 100;
-  /* Of the image's height: what a text needs above its box. */
-  const EDGE = 0.1;
+  /* Lines that a caption may be away from its box, where others stand beside it. */
+  const MOST_LINES = 3;
 
   /**
    * Hook: [isOn, toggle]: whether credit is shown; kept in the address. In Groups it is unless the
@@ -67,9 +67,8 @@
         scale ? say(scale, credit) : "more"}</span>
       <span><b class="is-more">Blue-green</b> places earned more of the total than the same places do
         in the group's samples on average, ${" "}<b class="is-less">orange</b> places earned less.
-        Boxes are what terms found, such as letters that OCR read, and those that name their kind are
-        compared with their like, wherever it stands. Boxes that do not raise the term's score are
-        dashed.</span>
+        Boxes are what terms found, such as letters or objects. Those of a kind are compared with
+        their like, wherever it stands. Dashed boxes earned nothing, or less than their like.</span>
     </p>`;
   }
 
@@ -91,14 +90,22 @@
     const [rows, columns] = [places.length, places[0].length];
     const canvas = useRef(null);
     const [at, setAt] = useState(null);
+    const pieces = useMemo(
+      () => Object.values(credit.pieces).flatMap((images) => images[sample]),
+      [credit, sample],
+    );
+    const findAt = (x, y) =>
+      Object.entries(credit.pieces).flatMap(([term, images]) =>
+        images[sample]
+          .filter((piece) => isIn(piece, x, y))
+          .map(([text, , , , , , parts]) => `${term}: ${[text, ...sayParts(parts)].join(" ")}`),
+      );
     useLayoutEffect(() => paint(canvas.current, places, credit.scale), [places, credit.scale]);
     const look = (event) => {
       const { left, top, width, height } = event.currentTarget.getBoundingClientRect();
       const within = (share, count) => Math.min(Math.max(Math.floor(share * count), 0), count - 1);
-      setAt([
-        within((event.clientY - top) / height, rows),
-        within((event.clientX - left) / width, columns),
-      ]);
+      const [x, y] = [(event.clientX - left) / width, (event.clientY - top) / height];
+      setAt({ row: within(y, rows), column: within(x, columns), found: findAt(x, y) });
     };
     const grid = { "--rows": rows, "--columns": columns };
     return html`<span class="credit" style=${grid} onPointerMove=${look} onPointerLeave=${() => setAt(null)}>
@@ -110,11 +117,12 @@
           (units, place) => html`<span key=${place}>${say(units, credit)}</span>`,
         )}</span>`
       }
-      <${Pieces} pieces=${credit.pieces} sample=${sample} />
+      <${Pieces} pieces=${pieces} isLarge=${isLarge} />
       ${
         at &&
-        html`<span class="credit-place" style=${{ "--row": at[0], "--column": at[1] }}></span>
-          <span class="credit-here">${say(places[at[0]]?.[at[1]] ?? 0, credit)} of the total</span>`
+        html`<span class="credit-place" style=${{ "--row": at.row, "--column": at.column }}></span>
+          <span class="credit-here">${say(places[at.row]?.[at.column] ?? 0, credit)} of the total${
+            at.found.map((text) => html`<br />${text}`)}</span>`
       }
     </span>`;
   }
@@ -140,20 +148,86 @@
     return `Credit by place: most ${where(Math.max(...all))}; least ${where(Math.min(...all))}`;
   }
 
-  /* A text stands above its box, or at the image's edge in it. */
-  function Pieces({ pieces, sample }) {
+  /* Whether a box has a point of the image, 0 to 1. */
+  function isIn([, , left, top, right, bottom], x, y) {
+    const { width, height } = gallery.run.image_size ?? {};
+    return left <= x * width && x * width <= right && top <= y * height && y * height <= bottom;
+  }
+
+  /* What the parts of a piece earned more than their like, where they did; the one part of a letter
+     needs no word. */
+  function sayParts(parts = []) {
+    const said = parts.map(([word, value]) => [parts.length > 1 ? `${word} ` : "", signed(value)]);
+    return said.filter(([, value]) => Number(value) !== 0).map(([word, value]) => word + value);
+  }
+
+  /* What terms found. A caption stands as near to its box as the others let it; where there is no
+     room, as in small images, pointing at the box says it. */
+  function Pieces({ pieces, isLarge }) {
     const { image_size: size } = gallery.run;
+    const layer = useRef(null);
+    useLayoutEffect(() => {
+      if (!layer.current) return undefined;
+      /* It also calls when it begins. */
+      const observer = new ResizeObserver(() => placeCaptions(layer.current));
+      observer.observe(layer.current);
+      return () => observer.disconnect();
+    }, [pieces, isLarge]);
     if (!size) return null;
     const across = (x) => `${(100 * x) / size.width}%`;
     const down = (y) => `${(100 * y) / size.height}%`;
-    return Object.values(pieces)
-      .flatMap((images) => images[sample])
-      .map(([text, isGain, left, top, right, bottom], index) => {
+    return html`<span class="credit-pieces" ref=${layer} aria-hidden="true">
+      ${pieces.map(([text, isGain, left, top, right, bottom, parts = []], index) => {
         const place = { left: across(left), top: down(top), width: across(right - left), height: down(bottom - top) };
-        const kinds = [...(isGain ? [] : ["is-dashed"]), ...(top < EDGE * size.height ? ["is-at-edge"] : [])];
-        return html`<span key=${index} class=${["credit-piece", ...kinds].join(" ")} style=${place}
-          aria-hidden="true"><span>${text}</span></span>`;
-      });
+        const earned = isLarge && parts.length > 1 ? sayParts(parts).join(", ") : "";
+        return html`<span key=${index} class=${isGain ? "credit-piece" : "credit-piece is-dashed"} style=${place}>
+          <span class=${text.length > 2 ? "credit-caption is-long" : "credit-caption"}>${text}${
+            earned && html`<br /><small>${earned}</small>`}</span></span>`;
+      })}
+    </span>`;
+  }
+
+  /* Above its box, in it or below it: the nearest place in the image where no other caption is.
+     What was lost comes first. Numbers of places are covered only if there is no other place. */
+  function placeCaptions(layer) {
+    const { left: x, top: y, width, height } = layer.getBoundingClientRect();
+    const rectOf = (element) => {
+      const { left, top, right, bottom } = element.getBoundingClientRect();
+      return [left - x, top - y, right - x, bottom - y];
+    };
+    const numbers = [...layer.parentElement.querySelectorAll(".credit-numbers span")].map(rectOf);
+    const captions = [...layer.querySelectorAll(".credit-caption")].map((caption) => ({
+      style: caption.style,
+      isLoss: caption.parentElement.matches(".is-dashed"),
+      box: rectOf(caption.parentElement),
+      size: { wide: caption.offsetWidth, high: caption.offsetHeight },
+    }));
+    const taken = [];
+    for (const { style, box, size } of captions.sort((one, other) => other.isLoss - one.isLoss)) {
+      const free = placesOf(box, size, width)
+        .filter(([, top, , bottom]) => top >= 0 && bottom <= height)
+        .filter((rect) => !taken.some((other) => isOver(rect, other)));
+      const place = free.find((rect) => !numbers.some((other) => isOver(rect, other))) ?? free[0];
+      style.visibility = place ? "" : "hidden";
+      if (!place) continue;
+      taken.push(place);
+      style.left = `${place[0] - box[0]}px`;
+      style.top = `${place[1] - box[1]}px`;
+    }
+  }
+
+  /* Where a caption may stand, best first. */
+  function placesOf([left, top, right, bottom], { wide, high }, width) {
+    const x = Math.max(Math.min((left + right - wide) / 2, width - wide), 0);
+    const [above, below, ...others] = [...Array(MOST_LINES).keys()].flatMap((line) => [
+      top - (line + 1) * high,
+      bottom + line * high,
+    ]);
+    return [above, top, below, bottom - high, ...others].map((y) => [x, y, x + wide, y + high]);
+  }
+
+  function isOver([left, top, right, bottom], [otherLeft, otherTop, otherRight, otherBottom]) {
+    return left < otherRight && otherLeft < right && top < otherBottom && otherTop < bottom;
   }
 
   gallery.credit = { CreditButton, CreditOver, Legend, Scale, useCredit, useCreditOf };
