@@ -116,10 +116,13 @@
     </div>`;
   }
 
-  /* Lines below an image: value and step, prompt, asked, read; with all figures a line for each term. */
-  function countLines(density) {
+  /* Lines below an image: value and step, prompt, asked, read, of prompts that ask for objects, too,
+     asked and found; with all figures a line for each term. */
+  function countLines(density, images) {
     if (density === "images") return 0;
-    return density === "captions" ? 4 : 4 + gallery.run.reward.terms.length;
+    const areBoth = images.some(({ shared: { group } }) => group.asked && group.texts.length);
+    const lines = areBoth ? 6 : 4;
+    return density === "captions" ? lines : lines + gallery.run.reward.terms.length;
   }
 
   /**
@@ -133,7 +136,8 @@
   function Grid({ images, place, column, sizes, set, move, open }) {
     const region = useRef(null);
     const { width, height } = gallery.run.image_size ?? { width: 1, height: 1 };
-    const cellHeight = Math.ceil((sizes.size * height) / width) + 2 * PADDING + LINE * countLines(sizes.density);
+    const lines = useMemo(() => countLines(sizes.density, images), [sizes.density, images]);
+    const cellHeight = Math.ceil((sizes.size * height) / width) + 2 * PADDING + LINE * lines;
     const view = useScrolled(region, cellHeight);
     const columns = Math.max(1, Math.floor(view.width / (sizes.size + 2 * PADDING)));
     const rows = Math.ceil(images.length / columns);
