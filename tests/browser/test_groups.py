@@ -257,7 +257,7 @@ def objects_run(run: RunFolder, path: Path) -> RunFolder:
 
 def captions(over: Locator) -> list[dict[str, float]]:
     """Where the captions of boxes are, in CSS pixels from the corner of the image."""
-    return over.evaluate(
+    rects: list[dict[str, float]] = over.evaluate(
         """over => {
             const { left: x, top: y } = over.getBoundingClientRect();
             return [...over.querySelectorAll(".credit-caption")].map((caption) => {
@@ -266,6 +266,7 @@ def captions(over: Locator) -> list[dict[str, float]]:
             });
         }"""
     )
+    return rects
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
