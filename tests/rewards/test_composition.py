@@ -178,9 +178,9 @@ def test_objects_earn_their_parts_in_boxes_and_a_verdict_has_none() -> None:
     scores = score_checked(build(), prompts, pixels, with_map=True)
     assert isinstance(scores.score_map, tuple)
     found = [[(box.kind, box.value, box.text) for box in boxes] for boxes in scores.score_map]
-    text = "red dog 0.90"
+    text = "red dog .90"
     assert found[0] == [("sure:0", 0.5, text), ("colour:0", 0.375, text)]
-    assert found[1] == [("sure:0", 0.5, "dog 0.90")]
+    assert found[1] == [("sure:0", 0.5, "dog .90")]
     box = scores.score_map[0][0]
     assert (box.left, box.top, box.right, box.bottom) == (2.0, 2.0, 12.0, 12.0)
     verdict = build(score="verdict")
