@@ -465,7 +465,7 @@ def _run_to_evaluate(options: argparse.Namespace) -> Path | None:
     """The run to evaluate; None: the model of a config. An override may stand in its place."""
     from glm_grpo.errors import ConfigError
 
-    run = options.run
+    run: Path | str | None = options.run
     if isinstance(run, str):
         options.overrides = [run, *options.overrides]
         run = None

@@ -14,7 +14,7 @@ import torch
 from diffusers import GlmImagePipeline
 
 from benchmarks.full_size.models import pipeline_of, random_decoder_part, random_language_part
-from glm_grpo.config import TINY, Config, compose_config
+from glm_grpo.config import Config, compose_config
 from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image.files import PUBLISHED_ID
 from glm_grpo.models.glm_image.planner import (
@@ -106,7 +106,7 @@ FULL = Scale(
 )
 
 SMALL = Scale(
-    path=TINY,
+    path="tiny",
     dtype="float32",
     side=64,
     prompts=2,
@@ -126,7 +126,7 @@ SMALL = Scale(
         "decode.rollout_steps=1",
     ),
     overrides=(
-        f"model.path={TINY}",
+        "model.path=tiny",
         "model.dtype=float32",
         "model.adapter={rank: 4, alpha: 8.0}",
         "train.micro_batch_size=2",

@@ -518,9 +518,9 @@ def _pieces_of(boxes: Sequence[ScoreBox], compared: Sequence[ScoreBox]) -> Itera
     differences = iter(compared)
     objects: dict[tuple[Any, ...], list[tuple[ScoreBox, float]]] = {}
     for box in boxes:
-        difference = next(differences, None) if box.kind else None
+        centred = next(differences, None) if box.kind else None
         key = (box.text, box.left, box.top, box.right, box.bottom)
-        objects.setdefault(key, []).append((box, 0.0 if difference is None else difference.value))
+        objects.setdefault(key, []).append((box, 0.0 if centred is None else centred.value))
     for (text, *edges), parts in objects.items():
         value = math.fsum(box.value for box, _ in parts)
         usual = value - math.fsum(difference for _, difference in parts)
@@ -530,7 +530,7 @@ def _pieces_of(boxes: Sequence[ScoreBox], compared: Sequence[ScoreBox]) -> Itera
                 word = box.kind.partition(":")[0]
                 by_word[word] = by_word.get(word, 0.0) + difference
         is_gain = value > 0 and value >= _LEAST_SHARE * usual
-        rounded = [[word, round(difference, 4)] for word, difference in by_word.items()]
+        rounded = [[word, round(gained, 4)] for word, gained in by_word.items()]
         yield [text, is_gain, *(round(edge, 1) for edge in edges), rounded]
 
 
