@@ -27,8 +27,8 @@ def detect(pixels, classes):
         colours = {"red": red, "blue": blue, "green": green}
         found.append(
             [
-                Detection(label, (red, green, blue)[place % 3], 8 * place, 2, 8 * place + 6, 9,
-                          colours=colours)
+                Detection(label, (red, green, blue)[place % 3], 8.0 * place, 2.0, 8.0 * place + 6.0,
+                          9.0, colours=colours)
                 for place, label in enumerate(classes)
             ]
         )
