@@ -170,12 +170,15 @@ def _describe_sampling(rollout: RolloutSection, scale: float) -> str:
 
 
 def _metadata(is_adapter: bool, settings: StockSettings) -> ModelCardData:
-    is_named = settings.license is not None
+    license: str | None = settings.license
+    named: dict[str, str] = {}
+    if license is not None and settings.embedded is None:
+        license = "other"
+        named = {"license_name": "deepseek", "license_link": _LICENSE_LINK}
     return ModelCardData(
         base_model=settings.base if settings.is_on_hub else None,
-        license="other" if is_named else None,
-        license_name="deepseek" if is_named else None,
-        license_link=_LICENSE_LINK if is_named else None,
+        license=license,
+        **named,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-to-image",
         tags=["glm-grpo", *settings.method, "janus", *(["lora"] if is_adapter else [])],

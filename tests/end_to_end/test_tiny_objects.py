@@ -1,0 +1,83 @@
+"""Whole runs of the embedded Janus, from `init` to an export."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from glm_grpo import load_config, train
+from glm_grpo.cli import main
+from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.tables import read_table
+from tests.end_to_end.runs import read_record
+
+SMALL = (
+    *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
+    *("train.checkpoint_every=1", "train.eval_every=2", "train.keep_checkpoints=9", "trackers=[]"),
+    *("eval.samples_per_prompt=2", "optim.schedule=constant", "optim.warmup_steps=0"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A starter folder with few held-out prompts."""
+    folder = tmp_path_factory.mktemp("work") / "objects"
+    main(["init", str(folder), "--config-name", "tiny_objects"])
+    held_out = folder / "held_out.jsonl"
+    held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[::4]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    words = (*SMALL, "train.steps=2", "advantage.credit=place", f"run_dir={folder / 'run'}")
+    return train(load_config("config", *words, config_dir=folder))
+
+
+def test_init_writes_rows_in_genevals_form_with_images(folder):
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+
+    assert {"counting", "position", "color_attr", "objects"} <= {row["tag"] for row in rows}
+    assert all(row["include"] for row in rows)
+    assert Image.open(folder / rows[0]["target"]).size == (128, 128)
+
+
+def test_a_run_credits_shapes_where_they_stand(finished):
+    table = read_table(RunFolder(finished.path).rollout_path(2)).to_pydict()
+
+    assert set(table["raw/composition"]) != {1.0}
+    kinds = {box["kind"] for boxes in table["pieces/composition"] for box in boxes or ()}
+    assert {"sure:0", "colour:0"} <= kinds
+    for credit, reward in zip(table["credit"], table["total"], strict=True):
+        assert len(credit) == 8, reward
+
+
+def test_a_run_goes_on_as_if_it_had_not_stopped(folder, finished):
+    words = (*SMALL, "advantage.credit=place", f"run_dir={folder / 'parts'}")
+    train(load_config("config", *words, "train.steps=1", config_dir=folder))
+    train(load_config("config", *words, "train.steps=2", "train.resume=auto", config_dir=folder))
+
+    whole, parts = (read_record(folder / name)["metrics"] for name in ("run", "parts"))
+    assert parts[-1] == whole[-1]
+
+
+def test_an_export_draws_with_stock_classes(finished, tmp_path):
+    main(["export", str(finished.path), str(tmp_path / "model")])
+
+    made = subprocess.run(
+        [sys.executable, "generate.py", "a photo of two red circles", "--output", "drawn.png"],
+        cwd=tmp_path / "model",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, shlex.join(made.args) + made.stderr
+    assert Image.open(tmp_path / "model" / "drawn.png").size[0] >= 128
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "deepseek" not in card.lower()
