@@ -1,6 +1,6 @@
 """Take screenshots of a run's gallery for the README.
 
-python -m tools.site.screenshots RUN [--step 3] [--chromium PATH]
+python -m tools.site.screenshots RUN [--step 3] [--prefix gallery] [--chromium PATH]
 
 Opens the gallery of the run from disk in a headless Chromium and writes docs/images/gallery_*.png,
 with that of credit by place if the run has it.
@@ -34,18 +34,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--step", type=int, default=3, help="whose groups are shown")
+    parser.add_argument("--prefix", default="gallery", help="how the names of the files begin")
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args()
     views = {
-        "gallery_start": "start",
-        "gallery_progress": "progress",
-        "gallery_groups": f"groups?step={options.step}&credit=0",
+        "start": "start",
+        "progress": "progress",
+        "groups": f"groups?step={options.step}&credit=0",
     }
     gallery = options.run / "gallery"
     address = (gallery / "index.html").resolve().as_uri()
     has_credit = (gallery / "data" / f"{credit_key(options.step)}.js").is_file()
     if has_credit:
-        views["gallery_credit"] = f"groups?step={options.step}"
+        views["credit"] = f"groups?step={options.step}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox"]
@@ -54,13 +55,13 @@ def main() -> None:
         for name, view in views.items():
             # Changing only the fragment would not reload the page.
             page.goto("about:blank")
-            if name == "gallery_credit":
+            if name == "credit":
                 page.add_init_script(WHOLE_GROUPS_IN_ROWS)
             page.goto(f"{address}#{view}")
             page.locator("main img").first.wait_for()
             page.wait_for_load_state("networkidle")
             image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-            image.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
+            image.quantize(COLOURS).save(IMAGES / f"{options.prefix}_{name}.png", optimize=True)
         browser.close()
 
 
