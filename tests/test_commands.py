@@ -427,7 +427,9 @@ def test_a_column_that_no_held_out_prompt_has_is_refused(tmp_path: Path, configs
     known = compose_config(configs_dir, "tiny", [*LEAST, *data, "eval.group_by=category"])
     assert len(prompts_of(known).held_out) == 1
     other = compose_config(configs_dir, "tiny", [*LEAST, *data, "eval.group_by=categories"])
-    with pytest.raises(ConfigError, match=r"(?s)eval.group_by = 'categories'.*name one of category"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)eval.group_by = 'categories'.*name one of category"
+    ):
         prompts_of(other)
 
 

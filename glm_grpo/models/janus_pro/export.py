@@ -170,15 +170,12 @@ def _describe_sampling(rollout: RolloutSection, scale: float) -> str:
 
 
 def _metadata(is_adapter: bool, settings: StockSettings) -> ModelCardData:
-    license: str | None = settings.license
-    named: dict[str, str] = {}
-    if license is not None and settings.embedded is None:
-        license = "other"
-        named = {"license_name": "deepseek", "license_link": _LICENSE_LINK}
+    is_published = settings.license is not None and settings.embedded is None
     return ModelCardData(
         base_model=settings.base if settings.is_on_hub else None,
-        license=license,
-        **named,
+        license="other" if is_published else settings.license,
+        license_name="deepseek" if is_published else None,
+        license_link=_LICENSE_LINK if is_published else None,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-to-image",
         tags=["glm-grpo", *settings.method, "janus", *(["lora"] if is_adapter else [])],
