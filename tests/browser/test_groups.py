@@ -314,3 +314,19 @@ def test_objects_are_named_at_their_boxes_and_below_the_image(
     large.hover(position={"x": side * 18 / SIDE, "y": side * 26 / SIDE})
     here = large.locator(".credit-here")
     expect(here).to_contain_text("shapes: red circle .93 colour +0.167")
+
+
+def test_long_lines_below_small_images_are_cut(
+    open_gallery: OpenGallery, gallery_run: RunFolder, tmp_path: Path
+) -> None:
+    run = objects_run(gallery_run, tmp_path / "run")
+    page = open_gallery("groups?step=1", run=run, allows=NOT_FOUND)
+    page.get_by_label("Show").select_option("captions")
+    page.get_by_label("Size").fill("64")
+    samples = samples_of(page, "plain")
+    expect(samples.locator(".asked-read").first).to_be_visible()
+    for sample in samples.all():
+        image, place = sample.get_by_role("button").bounding_box(), sample.bounding_box()
+        assert image is not None
+        assert place is not None
+        assert image["width"] <= place["width"] + 1
