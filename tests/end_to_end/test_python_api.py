@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ SCORING = {
     "terms": {"ocr": {"weight": 0.6, "engine": "rapidocr"}, "ssim": {"weight": 0.4}},
     "combine": "normalize_then_sum",
 }
+
+
+@pytest.fixture(autouse=True)
+def log_is_not_configured() -> None:
+    """As in a program of a user's own; a command that another test ran has configured it."""
+    logging.getLogger("glm_grpo").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module", autouse=True)

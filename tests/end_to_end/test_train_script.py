@@ -114,8 +114,8 @@ def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, tmp_path):
     cli.main(["eval", str(run[0]), f"data.eval_path={other}"])
 
     printed = capsys.readouterr().out
-    assert "untrained and at step 1" in printed
-    assert printed.count("too few prompts for an interval") == 1
+    assert "untrained and step 1" in printed
+    assert "too few prompts for an interval" in printed
     folder = RunFolder(run[0] / "evals/step-000001")
     assert f"to look at it:  glm-grpo gallery {folder.path} --serve" in printed
     table = read_table(folder.evaluation_path(1))

@@ -57,8 +57,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of a reader's own, in which runs are small and few prompts are shipped."""
     for name, (words, seed) in tiny_prompts._SETS.items():
         monkeypatch.setitem(tiny_prompts._SETS, name, (words[:3], seed))
-    for file, (name, _) in init._SIGNS.items():
-        monkeypatch.setitem(init._SIGNS, file, (name, 2))
+    for file in init._COUNTS:
+        monkeypatch.setitem(init._COUNTS, file, 2)
     monkeypatch.setattr(glm_grpo.config, "compose_config", compose_small)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)

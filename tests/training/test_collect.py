@@ -584,8 +584,9 @@ def test_collect_leaves_spare_prompts_to_processes_before_it() -> None:
 
 def test_joined_tables_keep_what_was_found_in_the_images_of_either() -> None:
     table = collected().scores
-    found = replace(table, objects={"brightness": ((("dog",), ()),)})
-    assert join_tables([table, found]).objects == {"brightness": ((), (("dog",), ()))}
+    dogs = ((("dog",), ()), ())
+    found = replace(table, objects={"brightness": dogs})
+    assert join_tables([table, found]).objects == {"brightness": ((), (), *dogs)}
 
 
 def test_joined_experiences_keep_what_places_earned() -> None:
