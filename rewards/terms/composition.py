@@ -141,14 +141,14 @@ class CompositionConfig(TermConfig):
             check_object_colours(clip, kind=_KIND)
         if self.test_image is not None and self.test_class is not None:
             read_test_image(self.test_image, kind=_KIND)
-            known = detector_classes(self.detector, key=_DETECTOR)
+            known = detector_classes(self.detector, key=_DETECTOR, folder=self.folder)
             if known is not None and self.test_class not in known:
                 unknown = describe_unknown(self.test_class, known, name=self.detector, kind=_KIND)
                 raise RewardError(f"{_KIND}.test_class {self.test_class!r}: {unknown}")
 
     @override
     def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
-        known = detector_classes(self.detector, key=_DETECTOR)
+        known = detector_classes(self.detector, key=_DETECTOR, folder=self.folder)
         for prompt_id, metadata in rows.items():
             self.check_row(prompt_id, metadata, known)
 

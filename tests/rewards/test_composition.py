@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -395,6 +396,18 @@ def test_a_function_of_a_file_is_a_detector_whose_source_is_known(tmp_path: Path
     assert (function.option, function.folder) == ("detector", str(tmp_path))
     assert function.sources() == {"find.py": source.encode()}
     assert options(detector="owner/name").users_function() is None
+
+
+def test_classes_that_a_function_declares_are_checked(tmp_path: Path) -> None:
+    source = "def detect(pixels, classes):\n    return [[] for _ in pixels]\n"
+    for declared in ("", "detect.classes = ('dog', 'car')\n"):
+        folder = tmp_path / str(len(declared))
+        folder.mkdir()
+        (folder / "find.py").write_text(source + declared)
+        config = options(detector="find.py:detect", folder=str(folder))
+        rows = {"a": {"include": [{"class": "dogs", "count": 1}]}}
+        with pytest.raises(RewardError, match="dogs") if declared else nullcontext():
+            config.check_metadata(rows)
 
 
 COCO = {

@@ -37,6 +37,9 @@ def detect(pixels: UInt8[Tensor, "N 3 H W"], classes: Sequence[str]) -> list[lis
     ]
 
 
+detect.classes = world.SHAPES  # type: ignore[attr-defined]
+
+
 @functools.cache
 def _detector() -> Detector:
     folder = str(files("glm_grpo.tiny.objects") / "weights" / "detector")

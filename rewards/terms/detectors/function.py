@@ -42,9 +42,9 @@ class FunctionDetector:
         self._name = name
         self._key = key
 
-    def classes(self) -> None:
-        """None: it is not known which classes it finds."""
-        return
+    def classes(self) -> tuple[str, ...] | None:
+        """Those that the function declares; None if it does not."""
+        return declared_classes(self._function)
 
     @torch.no_grad()
     def detect(
@@ -124,6 +124,12 @@ def load_detecting_function(name: str, folder: str | None, *, key: str) -> Detec
                 f"def {name.rpartition(':')[2]}(pixels, classes)"
             ) from error
     return function
+
+
+def declared_classes(function: DetectingFunction) -> tuple[str, ...] | None:
+    """Classes that a function says it can find, in its attribute `classes`; None without one."""
+    classes = getattr(function, "classes", None)
+    return None if classes is None else tuple(map(str, classes))
 
 
 def _is_list(value: object) -> bool:

@@ -18,7 +18,11 @@ from rewards.terms.detectors.files import (
     read_config,
     refusing,
 )
-from rewards.terms.detectors.function import FunctionDetector, load_detecting_function
+from rewards.terms.detectors.function import (
+    FunctionDetector,
+    declared_classes,
+    load_detecting_function,
+)
 from rewards.terms.detectors.segmentation import Mask2FormerDetector, Preparation
 from rewards.terms.detectors.zero_shot import GroundingDinoDetector, Owlv2Detector
 
@@ -49,15 +53,20 @@ def check_detector(name: str, *, key: str, folder: str | None = None) -> None:
         check_files(name, key=key)
 
 
-def detector_classes(name: str, *, key: str) -> tuple[str, ...] | None:
-    """Classes of a detector, from its config; None if it can be asked for any.
+def detector_classes(name: str, *, key: str, folder: str | None = None) -> tuple[str, ...] | None:
+    """Classes of a detector, from its config or a function's `classes`; None if it may be any.
 
     Classes of COCO have the names that GenEval's prompts use, such as computer mouse.
+
+    Args:
+        folder: Where a function is searched for first.
 
     Raises:
         RewardError: As `check_detector`.
     """
-    return None if is_function(name) else read_config(name, key=key).labels
+    if is_function(name):
+        return declared_classes(load_detecting_function(name, folder, key=key))
+    return read_config(name, key=key).labels
 
 
 def detector_memory_bytes(name: str) -> int:
