@@ -481,7 +481,9 @@ def test_objects_that_a_term_could_never_find_are_refused_before_a_model_is_load
     path.write_text(
         json.dumps({"id": "b", "prompt": "dogs", "include": [{"class": "dog", "count": 3}]})
     )
-    composition = f"{{{options}, detector: 'find.py:detect', max_objects: 2}}"
+    (tmp_path / "find.py").write_text("def detect(pixels, classes):\n    return []\n")
+    detector = f"detector: 'find.py:detect', folder: '{tmp_path}'"
+    composition = f"{{{options}, {detector}, max_objects: 2}}"
     data = (f"data.path={path}", "data.eval_path=tiny:heldout")
     words = [*LEAST, *data, f"+reward.terms.composition={composition}", *overrides]
     config = compose_config(configs_dir, "tiny", words)
