@@ -110,6 +110,10 @@ Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs
 
 _FIELDS = "`prompt`, and optionally `target` (the image you want) and `text` (to be rendered)"
 _PLAIN_FIELDS = "`prompt`, and optionally `target` (the image you want)"
+_OBJECT_FIELDS = (
+    "`prompt`, and what the image should show, in GenEval's form: `include`, and optionally "
+    "`exclude` and `tag`"
+)
 _EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` (the result)"
 
 
@@ -151,7 +155,6 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     )
     yield _write(folder / f"{OWN_CONFIG}.yaml", described)
     is_edit = config.data.sources > 0
-    reads_texts = not is_natural or is_about_text
     readme = _README.format(
         title=printable(folder.resolve().name),
         folder=_quoted(folder),
@@ -161,7 +164,7 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         else _KNOWN_FORM.format(form=embedded.known_form(is_edit=is_edit)),
         configs=PACKAGED_CONFIGS,
         term=_example_term(config),
-        fields=_EDIT_FIELDS if is_edit else _FIELDS if reads_texts else _PLAIN_FIELDS,
+        fields=_describe_fields(config),
     )
     yield _write(folder / "README.md", readme)
 
@@ -188,6 +191,14 @@ def propose_configs() -> str:
         f"this machine has {named}: {written}; to train published weights: glm-grpo init DIR "
         f"--config-name {names}"
     )
+
+
+def _describe_fields(config: Config) -> str:
+    if config.data.sources:
+        return _EDIT_FIELDS
+    if "composition" in config.reward.terms:
+        return _OBJECT_FIELDS
+    return _FIELDS if "ocr" in config.reward.terms else _PLAIN_FIELDS
 
 
 def _example_term(config: Config) -> str:

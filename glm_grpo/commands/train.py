@@ -18,7 +18,6 @@ from glm_grpo.config.composition import is_sweep
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import counted
-from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
@@ -30,7 +29,6 @@ from glm_grpo.setup.prepared_run import PreparedRun, prepare
 from glm_grpo.setup.provenance import describe_provenance, keep_provenance
 from glm_grpo.setup.trainer import build_trainer
 from glm_grpo.studio.gallery import refresh_gallery
-from glm_grpo.studio.held_out.tables import report_held_out, score_tables
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.distributed.launch import refuse_separate_processes
 from glm_grpo.training.distributed.processes import Processes, current_processes
@@ -174,10 +172,6 @@ def _print_result(folder: RunFolder, summary: list[SummaryRow] | None) -> None:
         results.print(
             summary_table(summary, title="held-out prompts, before and after", untrained=untrained)
         )
-        report = report_held_out(folder, read_config(folder))
-        if report is not None and report.grouped.is_telling:
-            for table in score_tables(report):
-                results.print(table)
         if mixed := describe_mixed_scores(folder):
             results.print(Text(mixed), soft_wrap=True)
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)

@@ -76,7 +76,6 @@ class RunFolder:
     """Ids of the run in each tracker."""
     gallery_path = _Place("gallery/index.html")
     """The page that shows samples and scores."""
-    """Report on the effect of other reward weights."""
     table_json_path = _Place("table.json")
     """Scores by group of prompts; only in results of `glm-grpo eval`, as the next."""
     table_markdown_path = _Place("table.md")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from glm_grpo.config import EMBEDDED_MODELS
 from glm_grpo.tiny import edits, world
 from glm_grpo.tiny.objects import world as objects_world
 
@@ -14,7 +15,6 @@ class EmbeddedModel:
     """A miniature, which knows only prompts of its own world.
 
     Attributes:
-        name: Value of `model.path`.
         caption_form: Form of the prompts that it knows.
         example: One of them.
         is_caption: Whether a text is one.
@@ -22,7 +22,6 @@ class EmbeddedModel:
         prompt_sets: Names of its text-to-image prompt sets, for training and held out.
     """
 
-    name: str
     caption_form: str
     example: str
     is_caption: Callable[[str], bool]
@@ -43,7 +42,6 @@ class EmbeddedModel:
 
 
 SIGNS = EmbeddedModel(
-    name="tiny",
     caption_form=world.CAPTION_FORM,
     example='white on green: a square above the word "PARK"',
     is_caption=world.is_caption,
@@ -54,7 +52,6 @@ SIGNS = EmbeddedModel(
     prompt_sets=("train", "heldout"),
 )
 OBJECTS = EmbeddedModel(
-    name="tiny_objects",
     caption_form=objects_world.CAPTION_FORM,
     example="a photo of two red circles",
     is_caption=objects_world.is_caption,
@@ -64,5 +61,5 @@ OBJECTS = EmbeddedModel(
     ),
     prompt_sets=("objects-train", "objects-heldout"),
 )
-EMBEDDED: Mapping[str, EmbeddedModel] = {model.name: model for model in (SIGNS, OBJECTS)}
+EMBEDDED: Mapping[str, EmbeddedModel] = dict(zip(EMBEDDED_MODELS, (SIGNS, OBJECTS), strict=True))
 """By `model.path`."""

@@ -160,36 +160,40 @@ class VlmJudgeConfig(TermConfig):
     @override
     def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
         for prompt_id, metadata in rows.items():
-            self.row_questions(prompt_id, metadata)
-
-    def row_questions(self, prompt_id: str, metadata: Mapping[str, object]) -> tuple[Question, ...]:
-        """Read the questions in a prompt's row; one without a text if it needs none.
-
-        Raises:
-            RewardError: The row does not have what `question` or `questions` names.
-        """
-        missing = [name for name in self.columns() if name not in metadata]
-        if missing:
-            raise RewardError(
-                f"vlm_judge.question names {missing[0]!r}, a column that prompt {prompt_id} "
-                "does not have; add it to every row of the prompts"
-            )
-        if self.questions is None:
-            return (Question("", YES_OR_NO),)
-        is_right_used = self.read == "probability"
-        try:
-            return read_questions(metadata, self.questions, may_have_answers=is_right_used)
-        except QuestionError as error:
-            raise RewardError(f"prompt {prompt_id}: {error}") from error
+            self.ask(Prompt(prompt_id, "", metadata=metadata))
 
     def ask(self, prompt: Prompt) -> tuple[Question, ...]:
         """Format the questions about an image for this prompt.
 
         Raises:
-            RewardError: As `row_questions`.
+            RewardError: Its row does not have what `question` or `questions` names.
         """
-        asked = self.row_questions(prompt.prompt_id, prompt.metadata)
-        return tuple(replace(each, text=self._fill_in(prompt, each.text)) for each in asked)
+        asked = self._row_questions(prompt)
+        try:
+            return tuple(replace(each, text=self._fill_in(prompt, each.text)) for each in asked)
+        # Such as a column whose name is a number, which the format takes for an index.
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RewardError(
+                f"vlm_judge.question cannot be filled in for prompt {prompt.prompt_id} "
+                f"({describe_error(error)}); it may contain {_PLACEHOLDERS}, where the name of a "
+                "column is not a number"
+            ) from error
+
+    def _row_questions(self, prompt: Prompt) -> tuple[Question, ...]:
+        """The questions in a prompt's row; one without a text if it needs none."""
+        missing = [name for name in self.columns() if name not in prompt.metadata]
+        if missing:
+            raise RewardError(
+                f"vlm_judge.question names {missing[0]!r}, a column that prompt "
+                f"{prompt.prompt_id} does not have; add it to every row of the prompts"
+            )
+        if self.questions is None:
+            return (Question("", YES_OR_NO),)
+        is_right_used = self.read == "probability"
+        try:
+            return read_questions(prompt.metadata, self.questions, may_have_answers=is_right_used)
+        except QuestionError as error:
+            raise RewardError(f"prompt {prompt.prompt_id}: {error}") from error
 
     def _fill_in(self, prompt: Prompt, question: str) -> str:
         return self.question.format(
@@ -264,15 +268,7 @@ class VlmJudgeReward:
         Raises:
             RewardError: Its row lacks a column, or its questions cannot be asked.
         """
-        try:
-            self._config.ask(prompt)
-        # Such as a column whose name is a number, which the format takes for an index.
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise RewardError(
-                f"vlm_judge.question cannot be filled in for prompt {prompt.prompt_id} "
-                f"({describe_error(error)}); it may contain {_PLACEHOLDERS}, where the name of a "
-                "column is not a number"
-            ) from error
+        self._config.ask(prompt)
         return has_needs(prompt, self._config.needs())
 
     def score(self, prompts: Sequence[Prompt], pixels: UInt8[Tensor, "N 3 H W"]) -> Scores:

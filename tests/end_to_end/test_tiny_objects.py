@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import shlex
-import subprocess
-import sys
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
+from transformers import JanusForConditionalGeneration
 
 from glm_grpo import load_config, train
 from glm_grpo.cli import main
@@ -21,6 +22,7 @@ SMALL = (
     *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
     *("train.checkpoint_every=1", "train.eval_every=2", "train.keep_checkpoints=9", "trackers=[]"),
     *("eval.samples_per_prompt=2", "optim.schedule=constant", "optim.warmup_steps=0"),
+    "model.adapter={rank: 4, alpha: 8.0}",
 )
 
 
@@ -51,11 +53,26 @@ def test_init_writes_rows_in_genevals_form_with_images(folder):
 def test_a_run_credits_shapes_where_they_stand(finished):
     table = read_table(RunFolder(finished.path).rollout_path(2)).to_pydict()
 
-    assert set(table["raw/composition"]) != {1.0}
-    kinds = {box["kind"] for boxes in table["pieces/composition"] for box in boxes or ()}
-    assert {"sure:0", "colour:0"} <= kinds
-    for credit, reward in zip(table["credit"], table["total"], strict=True):
-        assert len(credit) == 8, reward
+    pieces, credits = table["pieces/composition"], table["credit"]
+    assert {"sure:0", "colour:0"} <= {box["kind"] for boxes in pieces for box in boxes}
+    credited = 0
+    for boxes, credit in zip(pieces, credits, strict=True):
+        in_boxes = {
+            (row, column)
+            for row, column in itertools.product(range(8), repeat=2)
+            for box in boxes
+            if box["left"] < 16 * (column + 1) and 16 * column < box["right"]
+            if box["top"] < 16 * (row + 1) and 16 * row < box["bottom"]
+        }
+        found = {
+            (row, column)
+            for row, line in enumerate(credit)
+            for column, each in enumerate(line)
+            if each
+        }
+        assert found <= in_boxes
+        credited += len(found)
+    assert credited > 0
 
 
 def test_a_run_goes_on_as_if_it_had_not_stopped(folder, finished):
@@ -67,17 +84,15 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(folder, finished):
     assert parts[-1] == whole[-1]
 
 
-def test_an_export_draws_with_stock_classes(finished, tmp_path):
-    main(["export", str(finished.path), str(tmp_path / "model")])
+def test_the_page_of_an_adapter_draws_with_stock_classes(finished, tmp_path, monkeypatch):
+    main(["export", str(finished.path), str(tmp_path / "adapter")])
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
 
-    made = subprocess.run(
-        [sys.executable, "generate.py", "a photo of two red circles", "--output", "drawn.png"],
-        cwd=tmp_path / "model",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, shlex.join(made.args) + made.stderr
-    assert Image.open(tmp_path / "model" / "drawn.png").size[0] >= 128
-    card = (tmp_path / "model" / "README.md").read_text()
+    monkeypatch.chdir(tmp_path / "adapter")
+    names: dict[str, Any] = {}
+    exec(program, names)
+
+    assert isinstance(names["model"], JanusForConditionalGeneration)
+    assert Image.open("image.png").size == (128, 128)
     assert "deepseek" not in card.lower()

@@ -9,14 +9,12 @@ FOLDER/quality_clip, which ship as `glm_grpo/tiny/weights/`.
 
 from __future__ import annotations
 
-import argparse
-import logging
 from pathlib import Path
 
-import torch
 from diffusers import GlmImagePipeline
 
 from glm_grpo.tiny import models
+from tools.tiny.stage import run_stages
 from tools.tiny.train_decoder import train_decoder, train_vae
 from tools.tiny.train_policy import train_policy
 from tools.tiny.train_quality import build_clip, build_head, save_quality, train_quality
@@ -38,18 +36,7 @@ _STAGES = ("tokenizer", "vae", "decoder", "policy", "quality", "assemble")
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True, help="folder of the snapshots")
-    parser.add_argument("--stage", choices=_STAGES, action="append", help="default: all")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="sums depend on it; the shipped weights: 1"
-    )
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(arguments.threads)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    for stage in arguments.stage or _STAGES:
-        _run(stage, arguments.work)
+    run_stages(_STAGES, _run, description=__doc__.splitlines()[0])
 
 
 def _run(stage: str, work: Path) -> None:

@@ -1,7 +1,8 @@
-"""Run a resumable training stage: the same loop for every part of the embedded model."""
+"""Run resumable training stages: the same loop for every part of the embedded models."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import time
@@ -105,3 +106,26 @@ def train_stage(
             partial = snapshot.with_suffix(".partial")
             torch.save(state, partial)
             partial.replace(snapshot)
+
+
+def run_stages(
+    stages: Sequence[str], run: Callable[[str, Path], None], *, description: str
+) -> None:
+    """Run the command line of a pre-training.
+
+    Args:
+        stages: Names of all stages, in order.
+        run: Runs one of them, with its snapshots in a folder.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the snapshots")
+    parser.add_argument("--stage", choices=stages, action="append", help="default: all")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="sums depend on it; the shipped weights: 1"
+    )
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(arguments.threads)
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for stage in arguments.stage or stages:
+        run(stage, arguments.work)

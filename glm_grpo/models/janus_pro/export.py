@@ -94,6 +94,9 @@ def _card(policy: JanusProPolicy, settings: StockSettings, *, is_adapter: bool) 
     own = _load(settings.base_code, '"."', dtype) if is_adapter else _load('"."', None, dtype)
     to_base = f"model = JanusForConditionalGeneration.from_pretrained(options.base, {dtype})"
     to_base += "\nmodel.eval().to(device)"
+    imports = _IMPORTS
+    if is_adapter and settings.embedded is not None:
+        imports += "\nfrom glm_grpo.models.find import find_model"
     return Card(
         title=f"Adapter for {settings.base_name}" if is_adapter else settings.base_name,
         metadata=_metadata(is_adapter, settings),
@@ -102,7 +105,7 @@ def _card(policy: JanusProPolicy, settings: StockSettings, *, is_adapter: bool) 
         snippet=f"""\
 import torch
 from PIL import Image
-{_IMPORTS}
+{imports}
 
 {own}
 model.eval()

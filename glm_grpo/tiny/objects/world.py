@@ -43,9 +43,9 @@ SIDES = (2, 3)
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 """Relations of one shape to another, with their opposites."""
 CAPTION_FORM = (
-    "a photo of a SHAPE | a COLOUR SHAPE | two|three|four [COLOUR] SHAPEs | "
+    "a photo of (a [COLOUR] SHAPE | two|three|four [COLOUR] SHAPEs | "
     "a [COLOUR] SHAPE left of|right of|above|below a [COLOUR] SHAPE | "
-    "a [COLOUR] SHAPE, a [COLOUR] SHAPE and a [COLOUR] SHAPE"
+    "a [COLOUR] SHAPE, a [COLOUR] SHAPE and a [COLOUR] SHAPE)"
 )
 """Form of all captions: SHAPE is one of `SHAPES`, COLOUR of `COLOUR_NAMES`; lists have two to four
 shapes, all different."""

@@ -151,6 +151,7 @@ def _rank_agreement(
                 raw=table.raw[:groups],
                 is_applicable=table.is_applicable[:groups],
                 notes={},
+                objects={},
             )
             own.append((cheap, full))
     pairs = [pair for part in processes.gather(own) for pair in part]

@@ -8,17 +8,14 @@ it all stages run in turn and write FOLDER/janus and FOLDER/detector, which ship
 
 from __future__ import annotations
 
-import argparse
-import logging
 from pathlib import Path
-
-import torch
 
 from glm_grpo.tiny.objects import world
 from tools.tiny.objects.models import build_model, build_processor
 from tools.tiny.objects.train_detector import build_detector, train_detector
 from tools.tiny.objects.train_policy import train_policy
 from tools.tiny.objects.train_tokenizer import check_tokenizer, train_tokenizer
+from tools.tiny.stage import run_stages
 
 SEED = 20261129
 CLEAN_STEPS = 3500
@@ -31,18 +28,7 @@ _STAGES = ("tokenizer", "policy", "detector", "assemble")
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True, help="folder of the snapshots")
-    parser.add_argument("--stage", choices=_STAGES, action="append", help="default: all")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="sums depend on it; the shipped weights: 1"
-    )
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(arguments.threads)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    for stage in arguments.stage or _STAGES:
-        _run(stage, arguments.work)
+    run_stages(_STAGES, _run, description=__doc__.splitlines()[0])
 
 
 def _run(stage: str, work: Path) -> None:

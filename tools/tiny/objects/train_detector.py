@@ -130,7 +130,7 @@ def random_example(rng: np.random.Generator) -> Example:
 
 
 def clean_example(rng: np.random.Generator) -> Example:
-    """An image of the world, with one to four shapes; some touch each other."""
+    """An image of the world, with one to five shapes; blocks may lie side by side."""
     return _example_of(_random_shapes(rng))
 
 
@@ -169,16 +169,8 @@ def free_example(rng: np.random.Generator) -> Example:
         opaque = _opacity(world.SHAPES[index], height, width)
         pixels[place] = opaque * jittered + (1 - opaque) * pixels[place]
         if not is_stretched:
-            rows, columns = np.nonzero(opaque[..., 0] > 0.5)
             labels.append(index)
-            boxes.append(
-                (
-                    float(left + columns.min()),
-                    float(top + rows.min()),
-                    float(left + columns.max() + 1),
-                    float(top + rows.max() + 1),
-                )
-            )
+            boxes.append(_bounds(opaque[..., 0] > 0.5, left=left, top=top))
     return Example(pixels, labels, boxes)
 
 
@@ -266,18 +258,21 @@ def _labels_and_boxes(
 ) -> tuple[list[int], list[tuple[float, float, float, float]]]:
     labels, boxes = [], []
     for each in shapes:
-        rows, columns = np.nonzero(_templates()[each.shape, each.side, each.colour][1])
-        left, top = each.left * world.CELL, each.top * world.CELL
+        _, is_opaque = _templates()[each.shape, each.side, each.colour]
         labels.append(world.SHAPES.index(each.shape))
-        boxes.append(
-            (
-                float(left + columns.min()),
-                float(top + rows.min()),
-                float(left + columns.max() + 1),
-                float(top + rows.max() + 1),
-            )
-        )
+        boxes.append(_bounds(is_opaque, left=each.left * world.CELL, top=each.top * world.CELL))
     return labels, boxes
+
+
+def _bounds(is_opaque: np.ndarray, *, left: int, top: int) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom edge of what is opaque in a block at a place."""
+    rows, columns = np.nonzero(is_opaque)
+    return (
+        float(left + columns.min()),
+        float(top + rows.min()),
+        float(left + columns.max() + 1),
+        float(top + rows.max() + 1),
+    )
 
 
 def _free_size(rng: np.random.Generator, *, is_stretched: bool) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Stages `encoder` and `vq`: train the two halves of the VQ model.
+"""Stages `decoder`, `decoder-fine` and `encoder`: train the two halves of the VQ model.
 
 Token and cell are one: code i of the codebook is cell i of the world. The encoder learns to find
 the code of every cell, and the decoder to draw every code in images of the world, some of whose
