@@ -73,7 +73,7 @@ def test_the_detector_does_not_count_broken_shapes():
     assert np.mean(is_exact) > 0.9
 
 
-def test_the_stock_model_draws_what_a_prompt_asks_for(janus):
+def test_the_stock_model_draws_what_a_prompt_asks_for_with_its_own_guidance(janus):
     processor = JanusProcessor.from_pretrained(WEIGHTS / "janus")
     message = {"role": "user", "content": [{"type": "text", "text": "a photo of a circle"}]}
     inputs = processor.apply_chat_template(
@@ -89,7 +89,6 @@ def test_the_stock_model_draws_what_a_prompt_asks_for(janus):
         generation_mode="image",
         do_sample=True,
         top_k=0,
-        guidance_scale=1.001,
         past_key_values=DynamicCache(),
     )
     pixels = ((janus.decode_image_tokens(tokens) + 1) * 127.5).clamp(0, 255).to(torch.uint8)
