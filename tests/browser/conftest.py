@@ -53,7 +53,7 @@ RAW = torch.tensor(
         [[1.0, 0.0], [0.75, 0.0], [0.5, 0.0]],
     ]
 )
-NOTES = (("CXT", "", "CAT"), ("DOG", "D0G", "DOG"), ("", "", ""), (HOSTILE, "", ""))
+NOTES = (("CXT", "", "CAT"), ("DOG", "XO", "DOG"), ("", "", ""), (HOSTILE, "", ""))
 
 # Milliseconds. A test that waits longer waits in vain.
 TIMEOUT = 10_000

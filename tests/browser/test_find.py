@@ -71,8 +71,8 @@ def test_find_filters_and_sorts_by_what_the_address_says(open_find: OpenGallery)
         ({"min__total": 0.5}, 4 * 4),
         # Of each varied group the samples above its mean; `hostile` and `masked` have one at it.
         ({"min__advantage": 0.001}, 4 * (2 + 1 + 1)),
-        # Read of `masked`: DOG, D0G, DOG; of `plain` CXT, nothing and CAT.
-        ({"read": "d0"}, 4),
+        # Read of `masked`: DOG, XO, DOG; of `plain` CXT, nothing and CAT.
+        ({"read": "xo"}, 4),
         # What is no number is no bound; without bands no canary is judged.
         ({"from": "x", "min__total": "x", "canary": "any"}, ALL),
     )

@@ -236,3 +236,4 @@ def test_terms_that_apply_to_no_sampled_prompt_have_no_slider(
     page = open_gallery("weights", run=run)
     expect(page.locator(".weights-term label")).to_have_text(["ocr"])
     expect(page.locator(".weights-sliders")).to_contain_text("apply to no sampled prompt: lpips.")
+    expect(page.locator(".weights-sliders")).to_contain_text("With one term, no weight above 0")

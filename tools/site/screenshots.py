@@ -40,13 +40,13 @@ def main() -> None:
     views = {
         "start": "start",
         "progress": "progress",
-        "groups": f"groups?step={options.step}&credit=0",
+        "groups": f"groups?step={options.step}",
     }
     gallery = options.run / "gallery"
     address = (gallery / "index.html").resolve().as_uri()
     has_credit = (gallery / "data" / f"{credit_key(options.step)}.js").is_file()
     if has_credit:
-        views["credit"] = f"groups?step={options.step}"
+        views["credit"] = f"groups?step={options.step}&credit=1"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox"]

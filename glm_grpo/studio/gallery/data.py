@@ -531,7 +531,7 @@ def _pieces_of(boxes: Sequence[ScoreBox], compared: Sequence[ScoreBox]) -> Itera
                 by_word[word] = by_word.get(word, 0.0) + difference
         is_gain = value > 0 and value >= _LEAST_SHARE * usual
         rounded = [[word, round(gained, 4)] for word, gained in by_word.items()]
-        yield [text, is_gain, *(round(edge, 1) for edge in edges), rounded]
+        yield [plain_form(text), is_gain, *(round(edge, 1) for edge in edges), rounded]
 
 
 def evaluation_data(records: RunContents, step: int) -> dict[str, Any]:

@@ -20,15 +20,17 @@
   const MOST_LINES = 3;
 
   /**
-   * Hook: [isOn, toggle]: whether credit is shown; kept in the address. In Groups it is unless the
-   * reader turned it off, elsewhere only if they turned it on.
+   * Hook: [isOn, toggle]: whether credit is shown. The browser remembers it; an address may say it for
+   * whoever opens it.
    */
   function useCredit() {
     const { view, params } = gallery.useRoute();
-    const isUsual = view === "groups";
-    const isOn = params.credit === undefined ? isUsual : params.credit !== "0";
-    const other = isOn ? "0" : "1";
-    const toggle = () => gallery.replace(view, { ...params, credit: isOn === isUsual ? other : null });
+    const [remembered, remember] = gallery.useSetting("credit");
+    const isOn = (params.credit ?? remembered) === "1";
+    const toggle = () => {
+      remember(isOn ? null : "1");
+      gallery.replace(view, { ...params, credit: isOn ? null : "1" });
+    };
     return [isOn, toggle];
   }
 

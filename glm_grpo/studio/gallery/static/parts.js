@@ -222,8 +222,7 @@
         isRight ? piece : html`<mark class="wrong">${piece}</mark>`,
       )}
       ${
-        /* Where letters are marked already, it is seen that not all is right. */
-        missing.length > 0 && !wrong.length &&
+        missing.length > 0 &&
         html`${" "}<mark class="wrong" aria-hidden="true">no ${missing.join(", ")}</mark>`
       }
       <span class="visually-hidden"> (${faults.join("; ") || "all right"})</span>

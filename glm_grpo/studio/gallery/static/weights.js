@@ -164,6 +164,7 @@
     const isOwn =
       own.combine === reward.combine &&
       own.terms.every((term, index) => term.weight === reward.terms[index].weight);
+    const hasOneTerm = settable(own).length - unused.length === 1;
     function setWeight(name, weight) {
       const terms = reward.terms.map((term) => (term.name === name ? { ...term, weight } : term));
       set({ ...reward, terms });
@@ -189,6 +190,7 @@
             term=${term} own=${own.terms[index]} limits=${limits} shares=${comparison && comparison.terms[index]}
             onChange=${(weight) => setWeight(term.name, weight)} />`)}
         </ul>
+        ${hasOneTerm && html`<p class="soft">With one term, no weight above 0 changes the order of images.</p>`}
         ${unused.length > 0 && html`<p class="soft">Left out, because they apply to no sampled prompt: ${unused.join(", ")}.</p>`}
       </fieldset>
       <button type="button" disabled=${isOwn} onClick=${() => set(own)}>Reset to the run's own weights</button>
