@@ -16,6 +16,7 @@ from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.glm_image.prompt_inputs import find_glyph_texts
 from glm_grpo.tiny import world
+from rewards.terms.composition_rows import read_composition
 
 
 @pytest.mark.parametrize(("name", "sources"), [("tiny", 0), ("glm_image_edit_80gb", 1)])
@@ -70,6 +71,15 @@ def test_init_writes_prompts_about_objects_for_a_model_that_draws_no_texts(tmp_p
     assert [len(each) for each in captions] == [64, 16]
     assert not captions[0] & captions[1]
     assert not any(training.texts())
+    # As they are, they can be trained on with `reward=composition`.
+    for prompt, metadata in zip(training.captions(), training.metadata(), strict=True):
+        asked = read_composition(metadata)
+        assert asked is not None
+        assert all(each in prompt for each in asked.classes)
+        colours = (each.colour for each in asked.include)
+        assert all(colour in prompt for colour in colours if colour is not None)
+    tags = [each["tag"] for each in held_out.metadata()]
+    assert tags == ["colors", "color_attr", "counting", "position"] * 4
 
 
 def test_init_writes_natural_prompts_for_the_published_model(

@@ -109,10 +109,9 @@ Written by `glm-grpo init`. `config.yaml` builds on `{name}`, one of the configs
 """
 
 _FIELDS = "`prompt`, and optionally `target` (the image you want) and `text` (to be rendered)"
-_PLAIN_FIELDS = "`prompt`, and optionally `target` (the image you want)"
 _OBJECT_FIELDS = (
-    "`prompt`, and what the image should show, in GenEval's form: `include`, and optionally "
-    "`exclude` and `tag`"
+    "`prompt`, and for the term `composition` what the image should show, in GenEval's form: "
+    "`include`, and optionally `exclude` and `tag`"
 )
 _EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` (the result)"
 
@@ -122,8 +121,8 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
 
     An embedded model gets prompts of its world with their images as targets; for edits with any
     other model they show the format. Text-to-image with any other model gets natural prompts:
-    about objects if the model reads a prompt as a whole, else prompts that quote a text, and the
-    reward for it, because they have no targets.
+    about objects if the model reads a prompt as a whole, with what an image should show, else
+    prompts that quote a text, and the reward for it, because they have no targets.
 
     Args:
         folder: New or empty.
@@ -140,12 +139,12 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
     refuse_taken(folder)
     if is_natural:
         training, held_out = (
-            (training_texts(), held_out_texts())
+            (_plain(training_texts()), _plain(held_out_texts()))
             if is_about_text
             else (training_objects(), held_out_objects())
         )
-        for file, prompts in ((_TRAINING, training), (_HELD_OUT, held_out)):
-            yield _write_rows(folder / file, [{"prompt": prompt} for prompt in prompts])
+        yield _write_rows(folder / _TRAINING, training)
+        yield _write_rows(folder / _HELD_OUT, held_out)
     else:
         sets = (embedded or SIGNS).prompt_sets
         for (file, count), set_name in zip(_COUNTS.items(), sets, strict=True):
@@ -196,9 +195,7 @@ def propose_configs() -> str:
 def _describe_fields(config: Config) -> str:
     if config.data.sources:
         return _EDIT_FIELDS
-    if "composition" in config.reward.terms:
-        return _OBJECT_FIELDS
-    return _FIELDS if "ocr" in config.reward.terms else _PLAIN_FIELDS
+    return _FIELDS if "ocr" in config.reward.terms else _OBJECT_FIELDS
 
 
 def _example_term(config: Config) -> str:
@@ -218,6 +215,10 @@ def _write_prompts(folder: Path, file: str, set_name: str, count: int, *, source
     # Spread over the set, whose kinds of prompts may follow each other.
     rows = [index * len(prompts) // count for index in range(count)]
     return _write_rows(folder / file, [_write_prompt(folder, prompts[row]) for row in rows])
+
+
+def _plain(prompts: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"prompt": prompt} for prompt in prompts]
 
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

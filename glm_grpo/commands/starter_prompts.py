@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations, product
 from random import Random
+from typing import Any
 
 _SCENES = (
     'A hand-painted wooden sign that reads "{}" above a bakery door, morning light, photograph',
@@ -79,13 +80,19 @@ _HELD_OUT_TEXTS = (
 )
 
 
-# Colours, counts and positions, as in T2I-CompBench (arXiv 2307.06350), with objects of our own.
-_OBJECTS = ("cat", "dog", "bicycle", "teapot", "car", "chair", "bird", "guitar")
+# Colours, counts and positions, as in GenEval (arXiv 2310.11513), of classes of COCO.
+_OBJECTS = ("cat", "dog", "bicycle", "cup", "car", "chair", "bird", "umbrella")
 _COLOURS = ("red", "blue", "green", "yellow", "purple", "black", "white", "pink")
-_COUNTED = ("apples", "books", "candles", "balloons", "cups", "boats", "chairs", "birds")
-_NUMBERS = ("two", "three", "four", "five")
+_COUNTED = ("apple", "book", "bottle", "clock", "cup", "boat", "chair", "bird")
+_NUMBERS = {"two": 2, "three": 3, "four": 4}
 _PLACES = ("on a wooden table", "in a sunny garden", "on a sandy beach", "in front of a brick wall")
-_POSITIONS = ("to the left of", "to the right of", "above", "below")
+_POSITIONS = {
+    "to the left of": "left of",
+    "to the right of": "right of",
+    "above": "above",
+    "below": "below",
+}
+"""How a prompt says it, and GenEval's name."""
 
 
 def training_texts() -> list[str]:
@@ -102,27 +109,64 @@ def held_out_texts() -> list[str]:
     return [scene.format(text) for scene, text in zip(_SCENES, _HELD_OUT_TEXTS, strict=True)]
 
 
-def training_objects() -> list[str]:
-    """Return 64 prompts about objects: a quarter each of one, two, several, and beside another."""
-    return _object_prompts(0, 16)
+def training_objects() -> list[dict[str, Any]]:
+    """Return 64 rows about objects: a quarter each of one, two, several, and beside another.
+
+    They say in GenEval's form what an image should show.
+    """
+    return _object_rows(0, 16)
 
 
-def held_out_objects() -> list[str]:
-    """Return 16 prompts about objects, in combinations that are not trained on."""
-    return _object_prompts(16, 20)
+def held_out_objects() -> list[dict[str, Any]]:
+    """Return 16 rows about objects, in combinations that are not trained on."""
+    return _object_rows(16, 20)
 
 
-def _object_prompts(start: int, stop: int) -> list[str]:
-    """Some prompts of each kind, in an order that is always the same."""
+def _object_rows(start: int, stop: int) -> list[dict[str, Any]]:
+    """Some rows of each kind, in an order that is always the same."""
     pairs = [*permutations(_OBJECTS, 2)]
-    one = [f"a photo of a {c} {o} {p}" for c, o, p in product(_COLOURS, _OBJECTS, _PLACES)]
-    two = [
-        f"a {c} {first} and a {d} {second}"
-        for (c, d), (first, second) in product(permutations(_COLOURS, 2), pairs)
+    kinds: list[list[dict[str, Any]]] = [
+        [_one(*each) for each in product(_COLOURS, _OBJECTS, _PLACES)],
+        [_two(*each) for each in product(permutations(_COLOURS, 2), pairs)],
+        [_several(*each) for each in product(_NUMBERS, _COUNTED, _PLACES)],
+        [_beside(*each) for each in product(pairs, _POSITIONS)],
     ]
-    several = [f"a photo of {n} {o} {p}" for n, o, p in product(_NUMBERS, _COUNTED, _PLACES)]
-    beside = [
-        f"a {first} {where} a {second}" for (first, second), where in product(pairs, _POSITIONS)
-    ]
-    kinds = [Random(0).sample(prompts, stop)[start:] for prompts in (one, two, several, beside)]
-    return [prompt for each in zip(*kinds, strict=True) for prompt in each]
+    drawn = [Random(0).sample(rows, stop)[start:] for rows in kinds]
+    return [row for each in zip(*drawn, strict=True) for row in each]
+
+
+def _one(colour: str, name: str, place: str) -> dict[str, Any]:
+    prompt = f"a photo of a {colour} {name} {place}"
+    return _row(prompt, "colors", [_object(name, color=colour)])
+
+
+def _two(colours: tuple[str, str], names: tuple[str, str]) -> dict[str, Any]:
+    objects = [_object(name, color=colour) for colour, name in zip(colours, names, strict=True)]
+    first, second = (f"a {colour} {name}" for colour, name in zip(colours, names, strict=True))
+    return _row(f"{first} and {second}", "color_attr", objects)
+
+
+def _several(number: str, name: str, place: str) -> dict[str, Any]:
+    count = _NUMBERS[number]
+    row = _row(f"a photo of {number} {name}s {place}", "counting", [_object(name, count=count)])
+    # Exactly so many.
+    return row | {"exclude": [_object(name, count=count + 1)]}
+
+
+def _beside(names: tuple[str, str], words: str) -> dict[str, Any]:
+    first, second = names
+    position = [_POSITIONS[words], 0]
+    objects = [_object(second), _object(first, position=position)]
+    return _row(f"{_with_article(first)} {words} {_with_article(second)}", "position", objects)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _row(prompt: str, tag: str, include: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"prompt": prompt, "tag": tag, "include": include}
+
+
+def _object(name: str, *, count: int = 1, **wanted: Any) -> dict[str, Any]:
+    return {"class": name, "count": count, **wanted}
