@@ -120,7 +120,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"include": [{"class": "dog", "count": 3}], "exclude": [{"class": "cat", "count": 1}]},
             TWO_DOGS,
             1 / 3,
-            "asked 3 dog, found 2; asked fewer than 1 cat, found 1",
+            "asked 3 dog, found 2; asked for no cat, found 1",
         ),
     ],
 )
