@@ -36,7 +36,13 @@ from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prom
 from glm_grpo.models.planning import UNDIVIDED, Planner
 from glm_grpo.plan.fit import ConfigPlanner, MemoryAdvice
 from glm_grpo.setup import memory as run_memory
-from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_asked
+from glm_grpo.setup.hints import (
+    hint_at_credit,
+    hint_at_length,
+    hint_at_prompts,
+    hint_at_tags,
+    list_asked,
+)
 from glm_grpo.setup.rewards import check_metadata, check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.score_map import ScoreBox
@@ -488,7 +494,9 @@ def test_objects_that_a_term_could_never_find_are_refused_before_a_model_is_load
     words = [*LEAST, *data, f"+reward.terms.composition={composition}", *overrides]
     config = compose_config(configs_dir, "tiny", words)
     if is_refused:
-        with pytest.raises(ConfigError, match="prompt b asks for 3 dog, but at most composition"):
+        with pytest.raises(
+            ConfigError, match=r"prompt b \(.*prompts.jsonl, line 1\) asks for 3 dog, but at most"
+        ):
             check_metadata(config, prompts_of(config).training, is_training=True)
     else:
         check_metadata(config, prompts_of(config).training, is_training=True)
@@ -503,6 +511,21 @@ def test_objects_that_prompts_ask_for_are_listed(tmp_path: Path, configs_dir: Pa
     listed = [line for line in list_asked(config, prompts_of(config)) if "objects" in line]
     assert listed[0] == "1 of 2 training prompts asks for objects: 00001 (2 dog)"
     assert listed[1].endswith(" ask for objects; a prompt asks for objects, by the field `include`")
+
+
+def test_a_tag_that_is_nearly_one_of_geneval_s_is_named(tmp_path: Path, configs_dir: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    dogs = [{"class": "dog", "count": 2}]
+    tags = ("colors", "colour", "animals")
+    path.write_text(
+        "\n".join(json.dumps({"prompt": "dogs", "tag": tag, "include": dogs}) for tag in tags)
+    )
+    data = (f"data.path={path}", "data.eval_path=tiny:heldout")
+    config = compose_config(configs_dir, "tiny", [*LEAST, *data, OF_OBJECTS])
+    assert hint_at_tags(prompts_of(config)) == [
+        "the tag of 1 of 3 training prompts is nearly one of GenEval's: "
+        "00001 (colour: did you mean colors?)"
+    ]
 
 
 def test_help_loads_no_library_of_models() -> None:

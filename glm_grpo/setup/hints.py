@@ -15,7 +15,7 @@ from glm_grpo.output import counted, printable
 from glm_grpo.setup.prompts import Prompts
 from glm_grpo.setup.rewards import ASKING, ASKING_FOR_OBJECTS
 from glm_grpo.tiny.embedded import EMBEDDED
-from rewards.terms.composition_rows import read_composition
+from rewards.terms.composition_rows import published_tag, read_composition
 from rewards.texts import find_quoted_texts
 
 _MOST_NAMED = 3
@@ -76,6 +76,24 @@ def hint_at_prompts(config: Config, prompts: Prompts, text_rule: TextRule | None
             f"{'is' if len(rows) == 1 else 'are'} also trained on: "
             f"{_name_some(prompts.held_out, rows)}"
         )
+    return lines
+
+
+def hint_at_tags(prompts: Prompts) -> list[str]:
+    """Hints on tags that are probably meant to be those of GenEval, by which scores are shown."""
+    lines = []
+    for of, prompt_set in prompts.named():
+        read = map(read_composition, prompt_set.metadata())
+        rows = {
+            row: f"({each.tag}: did you mean {meant}?)"
+            for row, each in enumerate(read)
+            if each is not None and (meant := published_tag(each.tag)) is not None
+        }
+        if rows:
+            lines.append(
+                f"the tag of {len(rows)} of {counted(len(prompt_set), f'{of} prompt')} is nearly "
+                f"one of GenEval's: {_name_some(prompt_set, rows)}"
+            )
     return lines
 
 

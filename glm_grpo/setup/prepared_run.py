@@ -19,7 +19,13 @@ from glm_grpo.run.checkpoints import Checkpoint, load_checkpoint
 from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.run.resume import ResumedRun
 from glm_grpo.run.trackers import check_trackers
-from glm_grpo.setup.hints import hint_at_credit, hint_at_length, hint_at_prompts, list_asked
+from glm_grpo.setup.hints import (
+    hint_at_credit,
+    hint_at_length,
+    hint_at_prompts,
+    hint_at_tags,
+    list_asked,
+)
 from glm_grpo.setup.loading import load_models
 from glm_grpo.setup.memory import check_fit
 from glm_grpo.setup.prompts import Prompts, read_prompts
@@ -153,6 +159,7 @@ def prepare(
             *hint_at_credit(config),
             *hint_at_prompts(config, prompts, model.family.TEXT_RULE),
             *hint_at_length(prompts, planner),
+            *hint_at_tags(prompts),
         ],
         asked=list_asked(config, prompts),
     )

@@ -26,6 +26,8 @@ COLOURS = (
 
 COUNTING = "counting"
 """Tag of prompts with another threshold."""
+TAGS = ("single_object", "two_object", COUNTING, "colors", "position", "color_attr")
+"""Tags of the published prompts. Rows may have others."""
 
 _KEYS_OF_INCLUDE = ("class", "count", "color", "position")
 _KEYS_OF_EXCLUDE = ("class", "count")
@@ -120,10 +122,10 @@ def read_composition(metadata: Mapping[str, object]) -> Composition | None:
         )
     if tag is not None and not isinstance(tag, str):
         raise CompositionError(f"tag = {tag!r:.100} must be a text, such as counting")
-    if tag is not None and tag != COUNTING and tag.strip().casefold() == COUNTING:
+    if tag is not None and published_tag(tag) == COUNTING:
         raise CompositionError(
-            f"tag = {tag!r} is not {COUNTING}, the tag of prompts whose objects count only above "
-            "composition.counting_threshold; write it in lower case and without spaces"
+            f"tag = {tag!r}: did you mean {COUNTING}, the tag of prompts whose objects count only "
+            "above composition.counting_threshold? Otherwise use a word that is less like it"
         )
     for index, condition in enumerate(wanted):
         _check_other(f"include[{index}]", index, condition, wanted)
@@ -131,6 +133,13 @@ def read_composition(metadata: Mapping[str, object]) -> Composition | None:
     composition = Composition(wanted, unwanted, tag or "")
     _check_possible(composition)
     return composition
+
+
+def published_tag(tag: str) -> str | None:
+    """The published tag that is probably meant by another one; None if it is one, or like none."""
+    if tag in TAGS:
+        return None
+    return _nearest(tag, TAGS)
 
 
 def _read_conditions(name: str, rows: object, keys: Sequence[str]) -> tuple[Condition, ...]:
@@ -239,11 +248,14 @@ def _check_possible(composition: Composition) -> None:
 
 
 def _meant(value: object, choices: Iterable[str]) -> str:
-    if not isinstance(value, str):
-        return ""
-    # Stricter than the default, by which grey is near to green.
-    near = difflib.get_close_matches(value.casefold(), choices, n=1, cutoff=0.75)
-    return f": did you mean {near[0]}?" if near else ""
+    near = _nearest(value, choices) if isinstance(value, str) else None
+    return "" if near is None else f": did you mean {near}?"
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str | None:
+    # Stricter than the default, by which grey is near to green, and object to two_object.
+    near = difflib.get_close_matches(word.strip().casefold(), choices, n=1, cutoff=0.76)
+    return near[0] if near else None
 
 
 def _shown(value: object) -> str:
