@@ -139,7 +139,7 @@ class TermConfig(Options):
         """Check what prompts ask for by further columns, before a model is loaded.
 
         Args:
-            rows: Metadata of prompts, by id.
+            rows: Metadata of prompts, by what errors call each: its id, and where it comes from.
 
         Raises:
             RewardError: The term applies to one, but could not score any image against it.

@@ -75,6 +75,10 @@ class PromptSource(Protocol):
         """Ids of all prompts."""
         ...
 
+    def origins(self) -> list[str]:
+        """Where each prompt comes from, such as a file and a line, for errors."""
+        ...
+
     def captions(self) -> list[str]:
         """Captions of all prompts, without loading an image."""
         ...
@@ -119,6 +123,10 @@ class PromptSet:
     def ids(self) -> list[str]:
         """Ids of all prompts."""
         return [entry.prompt_id for entry in self.entries]
+
+    def origins(self) -> list[str]:
+        """File and line of each prompt."""
+        return [entry.origin for entry in self.entries]
 
     def captions(self) -> list[str]:
         """Captions of all prompts, without loading an image."""

@@ -84,10 +84,14 @@ def check_metadata(config: Config, prompts: PromptSource, *, is_training: bool =
     for term in config.reward.terms.values():
         if is_training and (config.train.method == "sft" or term.when != "always"):
             continue
-        rows = zip(prompts.ids(), prompts.metadata(), strict=True)
+        rows = zip(prompts.ids(), prompts.origins(), prompts.metadata(), strict=True)
         try:
             term.check_metadata(
-                {key: row for key, row in rows if fnmatchcase(key, term.prompt_ids)}
+                {
+                    f"{key} ({origin})": row
+                    for key, origin, row in rows
+                    if fnmatchcase(key, term.prompt_ids)
+                }
             )
         except RewardError as error:
             raise ConfigError(str(error)) from error

@@ -47,6 +47,10 @@ class WorldPrompts:
             return words
         return [f"{edit.kind}-{word}" for edit, word in zip(self.changes, words, strict=True)]
 
+    def origins(self) -> list[str]:
+        """The set, for every prompt."""
+        return [self.path] * len(self)
+
     def captions(self) -> list[str]:
         """Captions of all prompts, without drawing an image."""
         if self.changes:

@@ -149,15 +149,16 @@ class CompositionConfig(TermConfig):
     @override
     def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
         known = detector_classes(self.detector, key=_DETECTOR, folder=self.folder)
-        for prompt_id, metadata in rows.items():
-            self.check_row(prompt_id, metadata, known)
+        for prompt, metadata in rows.items():
+            self.check_row(prompt, metadata, known)
 
     def check_row(
-        self, prompt_id: str, metadata: Mapping[str, object], known: Sequence[str] | None
+        self, prompt: str, metadata: Mapping[str, object], known: Sequence[str] | None
     ) -> Composition | None:
         """Read what a prompt's images should show.
 
         Args:
+            prompt: What errors call it.
             metadata: The prompt's.
             known: Classes of the detector; None: any.
 
@@ -171,10 +172,10 @@ class CompositionConfig(TermConfig):
         try:
             composition = read_composition(metadata)
         except CompositionError as error:
-            raise RewardError(f"prompt {prompt_id}: {error}") from error
+            raise RewardError(f"prompt {prompt}: {error}") from error
         problem = None if composition is None else self._problem(composition, known)
         if problem is not None:
-            raise RewardError(f"prompt {prompt_id} {problem}")
+            raise RewardError(f"prompt {prompt} {problem}")
         return composition
 
     @override

@@ -159,8 +159,8 @@ class VlmJudgeConfig(TermConfig):
 
     @override
     def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
-        for prompt_id, metadata in rows.items():
-            self.ask(Prompt(prompt_id, "", metadata=metadata))
+        for prompt, metadata in rows.items():
+            self.ask(Prompt(prompt, "", metadata=metadata))
 
     def ask(self, prompt: Prompt) -> tuple[Question, ...]:
         """Format the questions about an image for this prompt.

@@ -313,6 +313,9 @@ class Listed(list[Prompt]):
     def ids(self) -> list[str]:
         return [prompt.prompt_id for prompt in self]
 
+    def origins(self) -> list[str]:
+        return ["listed"] * len(self)
+
     def captions(self) -> list[str]:
         return [prompt.prompt for prompt in self]
 

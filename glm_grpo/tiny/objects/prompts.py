@@ -36,6 +36,10 @@ class ObjectPrompts:
         """Ids of all prompts."""
         return [_identify(caption) for caption in self.captions()]
 
+    def origins(self) -> list[str]:
+        """The set, for every prompt."""
+        return [self.path] * len(self)
+
     def captions(self) -> list[str]:
         """Captions of all prompts."""
         return [world.caption(request) for request in self.requests]

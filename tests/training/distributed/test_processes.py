@@ -24,6 +24,9 @@ class Captions:
     def ids(self):
         return [str(index) for index in range(self.count)]
 
+    def origins(self):
+        return ["listed"] * self.count
+
     def captions(self):
         return [f"prompt {index}" for index in range(self.count)]
 
