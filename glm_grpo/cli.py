@@ -457,6 +457,7 @@ def _eval(options: argparse.Namespace) -> None:
         _print(path.read_text(encoding="utf-8").rstrip("\n"))
         return
     _print_all(evaluation_tables(folder))
+    _print(f"tables:  {folder.table_markdown_path}")
     _print(f"gallery: {folder.gallery_path}")
     _print(f"to look at it:  glm-grpo gallery {shlex.quote(str(folder.path))} --serve")
 

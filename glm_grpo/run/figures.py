@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import rich.table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from glm_grpo.output import printable
@@ -18,6 +19,8 @@ Tone = Literal["", "better", "worse"]
 """What a figure means, which colours it."""
 NO_VALUE = "-"
 """Cell of a figure that does not exist."""
+_ENDLESS = 10_000
+"""Columns of a terminal in which every table has room."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Table:
         rows: As many cells each as there are columns; the first names the row.
         note: What the columns mean; may be empty.
         is_text: Cells are texts, not numbers.
+        spare: Indices of columns that a terminal leaves out while the table is too wide for it.
     """
 
     title: str
@@ -48,6 +52,7 @@ class Table:
     rows: tuple[tuple[str | Cell, ...], ...]
     note: str = ""
     is_text: bool = False
+    spare: tuple[int, ...] = ()
 
     def markdown(self) -> str:
         """The table in Markdown, below its title and above its note."""
@@ -56,18 +61,33 @@ class Table:
         rows = "".join(f"| {' | '.join(row)} |\n" for row in cells)
         return f"**{self.title}**\n\n{rows}" + (f"\n{self.note}\n" if self.note else "")
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table in the terminal; what a user wrote is no markup."""
+        endless = options.update(width=_ENDLESS)
+        for count in range(len(self.spare) + 1):
+            table = self._without(self.spare[:count])
+            if console.measure(table, options=endless).maximum <= options.max_width:
+                break
+        yield table
+
+    def _without(self, left_out: Collection[int]) -> rich.table.Table:
+        """The table for the terminal without some columns, which the note names."""
+        notes = [self.note] if self.note else []
+        if left_out:
+            names = ", ".join(self.columns[index] for index in sorted(left_out))
+            notes.append(f"not shown in so narrow a terminal: {names}")
         table = rich.table.Table(
             title=Text(printable(self.title)),
-            caption=Text(printable(self.note)) if self.note else None,
+            caption=Text(printable("; ".join(notes))) if notes else None,
             show_lines=self.is_text,
         )
-        for index, column in enumerate(self.columns):
+        shown = [index for index in range(len(self.columns)) if index not in left_out]
+        for index in shown:
             justify: Literal["left", "right"] = "left" if self.is_text or index == 0 else "right"
-            table.add_column(Text(printable(column)), justify=justify, overflow="fold")
+            name = Text(printable(self.columns[index]))
+            table.add_column(name, justify=justify, overflow="fold")
         for row in self.rows:
-            table.add_row(*(Text(printable(str(cell))) for cell in row))
+            table.add_row(*(Text(printable(str(row[index]))) for index in shown))
         return table
 
 

@@ -88,7 +88,7 @@ def _table(
     compared = ("model",) if len(models) > 1 else ()
     figures: tuple[str, ...] = ("mean@1", "95 % interval")
     if samples > 1:
-        figures = (*figures, f"best@{samples}", "95 % interval")
+        figures = (*figures, f"best@{samples}", f"interval of best@{samples}")
     cells = tuple(
         (*head, *found[: len(figures)])
         for name, score in rows
@@ -96,7 +96,9 @@ def _table(
     )
     title = title if compared else f"{title}, {models[0]}"
     columns = (named, "prompts", *compared, *figures)
-    return Table(title, columns, cells, _note(report, [score for _, score in rows]))
+    spare = (len(columns) - 1, 1) if samples > 1 else (1,)
+    note = _note(report, [score for _, score in rows])
+    return Table(title, columns, cells, note, spare=spare)
 
 
 def _rows(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.provenance import Provenance, write_provenance
@@ -94,6 +96,32 @@ def test_totals_in_standard_deviations_are_said_to_be_so(folder: RunFolder) -> N
         for words in ((), ("reward.combine=normalize_then_sum",))
     ]
     assert ["in units of its std" in note for note in notes] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(120, []), (80, ["interval of best@2"]), (75, ["prompts", "interval of best@2"])],
+)
+def test_a_terminal_leaves_out_columns_for_which_it_has_no_room(
+    tmp_path: Path, width: int, left_out: list[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    # A mean of two groups of ten, with intervals and signs in every column.
+    rows = [{"tag": "two_object"}, {"tag": "color_attr"}] * 10
+    store(folder, 0, [[0.0, 1.0], [0.5, 1.0]] * 10, rows)
+    store(folder, 9, [[1.0, 1.0], [0.5, 0.5]] * 10, rows)
+    table = score_tables(report_of(folder))[0]
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    (head,) = [line for line in lines if line.startswith("┃")]
+    for name in ("prompts", "interval of best@2"):
+        assert (name in head) == (name not in left_out)
+    said = " ".join(" ".join(lines).split())
+    assert ("not shown" in said) == bool(left_out)
+    assert f"terminal: {', '.join(left_out)}" in said or not left_out
+    # No cell is folded: one line for each of the four rows of four groups.
+    assert len([line for line in lines if line.startswith("│")]) == len(table.rows) == 16
 
 
 def test_markdown_and_json_have_the_same_figures(folder: RunFolder) -> None:
