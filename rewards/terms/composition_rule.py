@@ -100,8 +100,8 @@ def judge(
     for condition in composition.exclude:
         number = len(found[condition.label])
         if number >= condition.count:
-            asked = f"fewer than {condition.count}" if condition.count > 1 else "for no"
-            reasons.append(f"asked {asked} {condition.label}, found {number}")
+            fewer = f"fewer than {condition.count}" if condition.count > 1 else "for no"
+            reasons.append(f"asked {fewer} {condition.label}, found {number}")
     return Verdict(tuple(reasons))
 
 
