@@ -100,21 +100,16 @@ def test_target_images_are_learned(settings, tmp_path):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("adapter", "env"),
-    [("{rank: 4, alpha: 8.0}", {}), ("null", SHARDS)],
-    ids=["copies of adapters", "shards of all weights"],
-)
-def test_two_processes_give_what_one_gives(settings, adapter, env, programs, tmp_path, configs_dir):
+def test_two_processes_with_shards_give_what_one_gives(settings, programs, tmp_path, configs_dir):
     words = [
-        *("--config-name", "janus_pro_1b_24gb", *settings, TERM, f"model.adapter={adapter}"),
+        *("--config-name", "janus_pro_1b_24gb", *settings, TERM, "model.adapter=null"),
         *("train.steps=2", "train.eval_every=2", "optim.epsilon=1e-3", "optim.learning_rate=1e-3"),
         "train.micro_batch_size=1",
     ]
     script = str(configs_dir.parent / "train.py")
     for folder, count in (("one", 1), ("two", 2)):
         started = programs.start_team(
-            count, tmp_path, script, *words, f"run_dir={folder}", env=env if count > 1 else None
+            count, tmp_path, script, *words, f"run_dir={folder}", env=SHARDS if count > 1 else None
         )
         assert [each.wait(400.0) for each in started] == [0] * count, started[0].said()
     assert_same_metrics(tmp_path / "two", tmp_path / "one")

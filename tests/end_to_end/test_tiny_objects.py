@@ -16,6 +16,7 @@ from glm_grpo import load_config, train
 from glm_grpo.cli import main
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.tables import read_table
+from tests.end_to_end.distributed.conftest import assert_same_metrics
 from tests.end_to_end.runs import read_record
 
 SMALL = (
@@ -82,6 +83,42 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(folder, finished):
 
     whole, parts = (read_record(folder / name)["metrics"] for name in ("run", "parts"))
     assert parts[-1] == whole[-1]
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_credit_shapes_as_one_does(folder, programs, configs_dir):
+    words = (
+        *("--config-name", "tiny_objects", *SMALL, "train.steps=2", "advantage.credit=place"),
+        *(f"data.path={folder / 'prompts.jsonl'}", f"data.eval_path={folder / 'held_out.jsonl'}"),
+        # Three prompts are unequal parts. With a large epsilon, Adam's first updates are no signs.
+        *("rollout.prompts_per_step=3", "train.micro_batch_size=4", "optim.epsilon=1e-3"),
+    )
+    script = str(configs_dir.parent / "train.py")
+    for name, count in (("one", 1), ("two", 2)):
+        started = programs.start_team(count, folder, script, *words, f"run_dir={folder / name}")
+        assert [each.wait(400.0) for each in started] == [0] * count, started[0].said()
+
+    assert_same_metrics(folder / "two", folder / "one")
+    for step in (1, 2):
+        tables = [
+            read_table(RunFolder(folder / name).rollout_path(step)) for name in ("one", "two")
+        ]
+        ours, theirs = (table.to_pylist() for table in tables)
+        for own, other in zip(ours, theirs, strict=True):
+            for exact in ("prompt_id", "sample", "token_ids", "note/composition"):
+                assert own[exact] == other[exact]
+            for close in ("credit", "pieces/composition"):
+                assert flat(own[close]) == pytest.approx(flat(other[close]), abs=1e-4)
+        # Shapes of all prompts earned something.
+        credited = {row["prompt_id"] for row in ours if any(flat(row["credit"]))}
+        assert len(credited) == 3
+
+
+def flat(value: Any) -> list[Any]:
+    """What nested lists and mappings hold, in order."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return [part for each in value for part in flat(each)] if isinstance(value, list) else [value]
 
 
 def test_the_page_of_an_adapter_draws_with_stock_classes(finished, tmp_path, monkeypatch):
