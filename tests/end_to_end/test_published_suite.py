@@ -1,4 +1,8 @@
-"""`glm-grpo eval` on rows of GenEval's form, on a small Janus-Pro with a function as detector."""
+"""`glm-grpo eval` on rows of published suites.
+
+Those of GenEval on a small Janus-Pro with a function as detector, and those of LongText-Bench on
+the embedded GLM-Image with OCR.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import pytest
 
 from glm_grpo import load_config, load_run, train
 from glm_grpo.cli import main
+from glm_grpo.tiny.prompts import tiny_prompts
 from tests.end_to_end.test_janus_pro import SMALL
 from tests.janus_miniature import write_folder
 
@@ -162,3 +167,35 @@ def test_eval_measures_an_untrained_model_and_then_what_training_gained(
     change = after["right"].mean() - before["right"].mean()
     assert figures["change"]["mean"]["mean"] == pytest.approx(change)
     assert "**composition_exact by tag**" in (result / "table.md").read_text()
+
+
+def test_eval_reads_the_texts_of_longtext_bench_by_category(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signs = tiny_prompts("heldout", height=128, width=128)
+    rows = [
+        {
+            "prompt_id": n,
+            "prompt": caption,
+            "category": "signs" if n < 3 else "slides",
+            "length": "short",
+            # Slides ask for a second text, which no image has.
+            "text": [word] if n < 3 else [word, "AND SOMETHING ELSE"],
+        }
+        for n, (caption, (word,)) in enumerate(zip(signs.captions(), signs.texts(), strict=True))
+    ][:6]
+    (tmp_path / "text_prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    words = ("lpips=null", "ssim=null", "aesthetic=null", "eval.group_by=category")
+    suite = ("data.eval_path=text_prompts.jsonl", "eval.samples_per_prompt=2")
+    main(["eval", "--config-name", "tiny", "--json", *words, *suite])
+    found = json.loads(capsys.readouterr().out)
+    table = load_run(Path("outputs/eval")).evaluation(0)
+    scores = table["raw/ocr"].to_numpy().reshape(6, 2)
+    for group, part in (("signs", scores[:3]), ("slides", scores[3:])):
+        figures = of_tag(found, group, "ocr")["before"]
+        assert figures["mean"]["mean"] == pytest.approx(part.mean())
+        assert figures["best"]["mean"] == pytest.approx(part.max(axis=1).mean())
+    assert scores[3:].max() < 0.6 < scores[:3].max()
+    assert of_tag(found, "slides", "ocr_exact")["before"]["best"]["mean"] == 0
+    assert found["conditions"]["term ocr"].startswith("RapidOCR (rapidocr ")
