@@ -34,6 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from glm_grpo.config.load import check_yaml, validate_config
+from glm_grpo.config.other_trainers import counterpart_of
 from glm_grpo.config.paths import with_function_folders
 from glm_grpo.config.renamed import new_key, with_new_keys
 from glm_grpo.config.root import Config
@@ -358,6 +359,8 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
         for key, near in meant.items():
             if new := new_key(key, is_cispo=is_cispo):
                 said.append(f"{key} is now {new}")
+            elif theirs := counterpart_of(key):
+                said.append(f"{key}: {theirs}")
             elif near:
                 said.append(f"{key}: did you mean {' or '.join(near)}?")
         raise ConfigError("\n".join([f"The config cannot be composed: {error}", *said])) from error

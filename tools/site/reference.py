@@ -1,4 +1,4 @@
-"""Generate reference pages: config keys and commands.
+"""Generate reference pages: config keys, commands, and names in other trainers.
 
 python -m tools.site.reference     writes them; a test fails if they are out of date
 """
@@ -21,6 +21,7 @@ from glm_grpo.cli import make_parser
 from glm_grpo.config import Config, compose_config
 from glm_grpo.config.load import flatten
 from glm_grpo.config.losses import LOSSES, LossSettings
+from glm_grpo.config.other_trainers import COUNTERPARTS
 from rewards.base import TermConfig
 from rewards.config import RewardConfig
 from rewards.options import may_change
@@ -58,6 +59,20 @@ value in `tiny` and `glm_image_80gb` if that differs.
 [Choose settings](../configuration.md) lists the most important keys.
 
 <!-- Written by `python -m tools.site.reference`; edit the text below the fields instead. -->
+"""
+
+_TRAINERS_HEAD = """# Names in other trainers
+
+Find the key for a setting that you know from TRL (`GRPOConfig`, and peft's `LoraConfig`), flow_grpo
+(`config/base.py`) or verl (`ppo_trainer.yaml`, where most are below `actor_rollout_ref`). If you
+use one of their names in a config or an override, the error gives the key of the first column.
+`temperature`, `top_p`, `top_k` and `min_p` have the same names below `rollout`; turn the last three
+off with `null`, not with 1, 0 or -1.
+
+<!-- Written by `python -m tools.site.reference`; edit config/other_trainers.py instead. -->
+
+| here | TRL | flow_grpo | verl | what differs |
+|---|---|---|---|---|
 """
 
 _COMMANDS_MARK = (
@@ -107,6 +122,16 @@ def commands_section() -> str:
             lines += ["| argument | meaning |", "|---|---|"]
         lines += [f"| `{_written(action)}` | {_meaning(action)} |" for action in actions]
     return "\n".join(lines) + "\n"
+
+
+def trainers_page() -> str:
+    """Write the page of names in other trainers."""
+    lines = []
+    for each in COUNTERPARTS:
+        columns = (each.ours or "", each.trl, each.flow_grpo, each.verl)
+        names = [", ".join(f"`{name}`" for name in column.split()) for column in columns]
+        lines.append(f"| {' | '.join([names[0] or 'nothing to set', *names[1:], each.note])} |")
+    return _TRAINERS_HEAD + "\n".join(lines) + "\n"
 
 
 def _sentence(text: str | None) -> str:
@@ -304,6 +329,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "config.md": config_page(),
         commands: written_by_hand + commands_section(),
+        REFERENCE / "other_trainers.md": trainers_page(),
     }
 
 
