@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
-from glm_grpo.plan.devices import DEVICES, DeviceSpeed
+from glm_grpo.plan.devices import DEVICES, KNOWN, Card
 from glm_grpo.streams import ignore_broken_pipe
 
 if TYPE_CHECKING:
@@ -246,7 +246,8 @@ def _check(options: argparse.Namespace) -> None:
 
 @_command(
     "estimate memory and minimum time by phase, without loading a model",
-    "glm-grpo plan --config-name glm_image_80gb --memory 80GB",
+    "glm-grpo plan --config-name janus_pro_1b_16gb --device 16gb",
+    "glm-grpo plan --config-name glm_image_24gb --device rtx4090",
     "glm-grpo plan --config-dir my-run --processes 4",
     "glm-grpo plan --measured outputs/DATE/TIME --device h200",
     arguments=[
@@ -283,9 +284,11 @@ def _check(options: argparse.Namespace) -> None:
         _one_of(
             _argument(
                 "--device",
-                "device whose published figures give the minimum time of a step (h100; without an "
-                "accelerator the embedded model is planned for the CPU)",
-                choices=sorted(DEVICES),
+                f"card: its name ({KNOWN}), or its memory, such as 16gb; gives the time of a step, "
+                "and whether the run fits (h100, without that check; the embedded model is planned "
+                "for the CPU if there is no accelerator)",
+                type=types.card,
+                metavar="CARD",
             ),
             _argument(
                 "--cpu", "plan a run without an accelerator, all in CPU memory", action="store_true"
@@ -322,22 +325,23 @@ def _plan(options: argparse.Namespace) -> None:
         config,
         memory=options.memory,
         prompt_tokens=options.prompt_tokens,
-        device=_planned_device(config, options),
+        card=_planned_card(config, options),
         parallelism=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
         measured=measured,
     )
     _print_all(parts)
 
 
-def _planned_device(config: Config, options: argparse.Namespace) -> DeviceSpeed | None:
-    """The device to plan for; None is the CPU."""
+def _planned_card(config: Config, options: argparse.Namespace) -> Card | None:
+    """The card to plan for; None is the CPU."""
     from glm_grpo.config import EMBEDDED_MODELS
 
+    usual = Card([DEVICES["h100"]])
     if options.device is None and options.measured is None and config.model.path in EMBEDDED_MODELS:
         import torch
 
-        return DEVICES["h100"] if torch.cuda.is_available() else None
-    return None if options.cpu else DEVICES[options.device or "h100"]
+        return usual if torch.cuda.is_available() else None
+    return None if options.cpu else options.device or usual
 
 
 @_command(

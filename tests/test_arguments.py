@@ -16,7 +16,7 @@ from glm_grpo.commands.probe import WrittenProbe
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
-from glm_grpo.plan.devices import DEVICES
+from glm_grpo.plan.devices import DEVICES, Card
 
 COMMANDS = (
     *("init", "train", "check", "plan", "probe", "eval", "gallery", "rescore", "compare"),
@@ -93,7 +93,7 @@ def test_the_package_is_a_command(
         (["plan", "--cup"], "--cup$"),
         (["check", "--config", "a"], "--config-name, --config-dir"),
         (["plan", "--memory", "24"], "--memory: '24' .*unit"),
-        (["plan", "--device", "abacus"], "--device: .*'abacus'"),
+        (["plan", "--device", "abacus"], "--device: 'abacus' .*rtx4090.* such as 16gb"),
         (["probe", "--noises", "1"], "--noises: '1' .* from 2 "),
         (["probe", "--credit", "0", "2"], "--credit '2': .* 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' .*.png"),
@@ -120,7 +120,7 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     assert re.search(told, refusal_of(words, capsys))
 
 
-PLAN = {"memory": None, "prompt_tokens": None, "device": DEVICES["h100"], "measured": None}
+PLAN = {"memory": None, "prompt_tokens": None, "card": Card([DEVICES["h100"]]), "measured": None}
 ALONE = Parallelism(1, is_sharded=False, is_mixed=False)
 SHARDED = Parallelism(4, is_sharded=True, is_mixed=True)
 SERVED = {"announce": cli._announce}
@@ -135,7 +135,7 @@ SERVED = {"announce": cli._announce}
             {**PLAN, "parallelism": ALONE},
         ),
         # The embedded model, where there is no accelerator.
-        ("plan", "commands.plan.plan_config", {**PLAN, "device": None, "parallelism": ALONE}),
+        ("plan", "commands.plan.plan_config", {**PLAN, "card": None, "parallelism": ALONE}),
         (
             "plan --memory 24GB --prompt-tokens 64 --cpu",
             "commands.plan.plan_config",
@@ -143,14 +143,14 @@ SERVED = {"announce": cli._announce}
                 **PLAN,
                 "memory": 24 * 10**9,
                 "prompt_tokens": 64,
-                "device": None,
+                "card": None,
                 "parallelism": ALONE,
             },
         ),
         (
             "plan --processes 4 --sharding fsdp2 --device a100",
             "commands.plan.plan_config",
-            {**PLAN, "device": DEVICES["a100"], "parallelism": SHARDED},
+            {**PLAN, "card": Card([DEVICES["a100"]], 80 * 10**9), "parallelism": SHARDED},
         ),
         (
             "serve-reward ocr",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glm_grpo.errors import ConfigError
+from glm_grpo.plan.devices import DEVICES, KNOWN, Card, cards_with
 
 _UNITS = {
     "B": 1,
@@ -57,6 +58,15 @@ def memory_size(text: str) -> int:
             "of 1000) or KiB, MiB, GiB (powers of 1024); for example 24GB",
         )
     return round(size)
+
+
+def card(text: str) -> Card:
+    """Parse the name of a card, such as rtx4090, or its memory, such as 16gb."""
+    if (device := DEVICES.get(text.lower())) is not None:
+        return Card([device], device.memory)
+    if not text[:1].isdigit():
+        raise _refusal(text, f"must be one of {KNOWN}, or the memory of a card, such as 16gb")
+    return cards_with(memory_size(text))
 
 
 def path(text: str) -> Path:

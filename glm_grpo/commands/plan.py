@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
-from glm_grpo.config import Config
+from glm_grpo.config import EMBEDDED_MODELS, Config
 from glm_grpo.errors import ModelError
 from glm_grpo.models.find import find_model
-from glm_grpo.models.planning import MemoryPlan, Parallelism
+from glm_grpo.models.planning import MemoryPlan, Parallelism, Planner
 from glm_grpo.output import counted, describe_bytes
-from glm_grpo.plan.devices import DeviceSpeed
+from glm_grpo.plan.devices import KNOWN, Card, DeviceSpeed, without_bfloat16
+from glm_grpo.plan.expected import GROUND, LONG, cheaper_configs, expected_seconds
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import PhaseFloor, step_floors
 from glm_grpo.plan.measured import describe_seconds, measured_table
 from glm_grpo.run.folder import RunFolder
+
+_UNITS_OF_TIME = (("days", 86_400, 86_400), ("hours", 3_600, 7_200), ("minutes", 60, 0))
+"""Unit, its seconds, and the seconds from which it is used."""
 
 
 def memory_table(plan: MemoryPlan, *, title: str) -> Table:
@@ -56,7 +62,7 @@ def memory_lines(plan: MemoryPlan) -> list[str]:
 def floor_lines(
     floors: Mapping[str, PhaseFloor], *, device: str, collectors: int | None = None
 ) -> list[str]:
-    """Lines on the minimum time of a step, and what that value means.
+    """Lines on the minimum time of a step.
 
     Args:
         floors: Floors by phase.
@@ -71,10 +77,25 @@ def floor_lines(
         collecting = seconds["rollout"] + seconds["decode"]
         least = max(least - collecting, collecting / collectors)
         order = f"{counted(collectors, 'collector')} beside the learner, each on such a device"
-    return [
-        f"a step takes at least {describe_seconds(least)} on {device}, {order}: {phases}",
-        "(minimum times, not predictions: published peak figures, no losses, no reward terms)",
-    ]
+    return [f"a step takes at least {describe_seconds(least)} on {device}, {order}: {phases}"]
+
+
+def expected_line(config: Config, floors: Mapping[str, PhaseFloor]) -> str:
+    """Line on the time that a step and a run will probably take, and why."""
+    step = expected_seconds(config, floors)
+    ratio = step / sum(floor.seconds for floor in floors.values())
+    run = describe_duration(step * config.train.steps)
+    return (
+        f"expect about {describe_seconds(step)}, {ratio:.2g} times as much, as {GROUND} took; "
+        f"{counted(config.train.steps, 'step')}: {run}, without scores and evaluations"
+    )
+
+
+def describe_duration(seconds: float) -> str:
+    """Format the time of a run with two digits, in minutes, hours or days."""
+    unit, size = next((name, size) for name, size, least in _UNITS_OF_TIME if seconds >= least)
+    amount = seconds / size
+    return f"{amount:.{0 if amount >= 10 else 1}f} {unit}"
 
 
 def _cell(number: int) -> str:
@@ -89,7 +110,7 @@ def plan_config(
     *,
     memory: int | None,
     prompt_tokens: int | None,
-    device: DeviceSpeed | None,
+    card: Card | None,
     parallelism: Parallelism,
     measured: RunFolder | None = None,
 ) -> Iterator[Table | str]:
@@ -97,8 +118,9 @@ def plan_config(
 
     Args:
         config: Config of the planned run; no model is loaded.
-        memory: Available bytes; None: do not check whether they suffice.
-        device: Device; None: there is no accelerator, and everything is in CPU memory.
+        memory: Available bytes; None: those of the card, if it has any.
+        card: Devices and their memory; None: there is no accelerator, and everything is in CPU
+            memory.
         parallelism: Processes that train together; values are for the one with the largest part.
         measured: A run of this config, whose seconds are shown next to the floors.
     """
@@ -114,7 +136,7 @@ def plan_config(
     planner = ConfigPlanner(
         of_model,
         prompt_tokens=prompt_tokens,
-        is_on_accelerator=device is not None,
+        is_on_accelerator=card is not None,
         parallelism=parallelism,
     )
     planner.refuse_misfit(config)
@@ -123,31 +145,64 @@ def plan_config(
     yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
     yield from memory_lines(plan)
     yield from model.family.hint_at_size(model.path, config)
-    if device is not None:
-        floors = step_floors(
-            config,
-            of_model,
-            prompt_tokens=prompt_tokens,
-            plan=plan,
-            device=device,
-            processes=parallelism.count,
-        )
-        is_asynchronous = config.train.mode == "async"
-        collectors = config.asynchronous.collectors if is_asynchronous else None
-        yield from floor_lines(floors, device=device.name, collectors=collectors)
-        if measured is not None:
-            yield measured_table(
-                measured,
-                floors,
-                device.in_dtype(config.model.dtype),
-                is_asynchronous=is_asynchronous,
-            )
+    if card is not None:
+        times = _Times(of_model, planner, prompt_tokens, parallelism.count)
+        yield from times.describe(config, card, measured)
+        memory = card.memory if memory is None else memory
     if memory is None:
         return
     if plan.peak <= memory:
         yield f"it fits: {describe_bytes(memory - plan.peak)} free"
         return
     raise ModelError(
-        f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than --memory "
+        f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than "
         f"{describe_bytes(memory)}\n{planner.advise(config, memory).describe(memory)}"
     )
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Times of steps of one model."""
+
+    of_model: Planner
+    planner: ConfigPlanner
+    prompt_tokens: int
+    processes: int
+
+    def describe(self, config: Config, card: Card, measured: RunFolder | None) -> Iterator[Any]:
+        if not card.devices:
+            yield f"no card with this memory is known, so there are no times; known: {KNOWN}"
+        is_asynchronous = config.train.mode == "async"
+        collectors = config.asynchronous.collectors if is_asynchronous else None
+        for device in card.devices:
+            floors = self._floors(config, device)
+            yield from floor_lines(floors, device=device.name, collectors=collectors)
+            if measured is not None:
+                in_dtype = device.in_dtype(config.model.dtype)
+                yield measured_table(measured, floors, in_dtype, is_asynchronous=is_asynchronous)
+            elif collectors is None and config.model.path not in EMBEDDED_MODELS:
+                yield expected_line(config, floors)
+                yield from self._cheaper_lines(config, device, floors)
+            if config.model.dtype == "bfloat16" and not device.has_bfloat16:
+                yield without_bfloat16(f"the {device.name}")
+        if card.devices:
+            yield "(minimum times: published peak figures, no losses, no reward terms)"
+
+    def _cheaper_lines(
+        self, config: Config, device: DeviceSpeed, floors: Mapping[str, PhaseFloor]
+    ) -> Iterator[str]:
+        if expected_seconds(config, floors) * config.train.steps < LONG:
+            return
+        for overrides, changed in cheaper_configs(config):
+            step = expected_seconds(changed, self._floors(changed, device))
+            yield f"  with {overrides}: {describe_duration(step * config.train.steps)}"
+
+    def _floors(self, config: Config, device: DeviceSpeed) -> dict[str, PhaseFloor]:
+        return step_floors(
+            config,
+            self.of_model,
+            prompt_tokens=self.prompt_tokens,
+            plan=self.planner.plan(config),
+            device=device,
+            processes=self.processes,
+        )

@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+import torch
+
 from glm_grpo.config import Config
 from glm_grpo.data.files import shorten
 from glm_grpo.data.prompts import PromptSource, shared_rows
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.planning import Planner
 from glm_grpo.output import counted, printable
+from glm_grpo.plan.devices import without_bfloat16
 from glm_grpo.setup.prompts import Prompts
 from glm_grpo.setup.rewards import ASKING, ASKING_FOR_OBJECTS
 from glm_grpo.tiny.embedded import EMBEDDED
@@ -24,6 +27,22 @@ _BYTES_PER_TOKEN = 4
 """About as many as a token has in English or Chinese."""
 _FAR = 4
 """How many times as long as usual a prompt is far longer."""
+_FIRST_WITH_BFLOAT16 = 8
+"""Compute capability of the first devices with bfloat16 (Ampere)."""
+
+
+def hint_at_bfloat16(dtype: str, device: torch.device) -> list[str]:
+    """Hint at a dtype that a device only emulates.
+
+    Args:
+        dtype: As in `model.dtype`.
+        device: Device of the run.
+    """
+    if device.type != "cuda" or dtype != "bfloat16":
+        return []
+    if torch.cuda.get_device_capability(device)[0] >= _FIRST_WITH_BFLOAT16:
+        return []
+    return [without_bfloat16(torch.cuda.get_device_name(device))]
 
 
 def hint_at_credit(config: Config) -> list[str]:

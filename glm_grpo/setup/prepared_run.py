@@ -20,6 +20,7 @@ from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.run.resume import ResumedRun
 from glm_grpo.run.trackers import check_trackers
 from glm_grpo.setup.hints import (
+    hint_at_bfloat16,
     hint_at_credit,
     hint_at_length,
     hint_at_prompts,
@@ -156,6 +157,7 @@ def prepare(
         memory=memory,
         hints=[
             *model.family.hint_at_size(model.path, config),
+            *hint_at_bfloat16(config.model.dtype, accelerator.device),
             *hint_at_credit(config),
             *hint_at_prompts(config, prompts, model.family.TEXT_RULE),
             *hint_at_length(prompts, planner),

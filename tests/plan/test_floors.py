@@ -75,6 +75,13 @@ def test_rollout_floor_is_that_of_operations_where_they_take_longer():
         ("NVIDIA H200 NVL", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA L40", None),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4060 Ti", "rtx4060ti"),
+        # Faster ones whose names begin alike.
+        ("NVIDIA GeForce RTX 4080 SUPER", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
     ],
 )
 def test_find_device_knows_the_form_whose_figures_it_has(name, key):
