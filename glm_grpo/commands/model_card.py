@@ -264,6 +264,8 @@ def _describe_trained(config: Config) -> str:
     trained = "all weights of the language model"
     if adapter is not None:
         trained = f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}) on the language model"
+        if adapter.target_modules is not None:
+            trained += f" ({', '.join(adapter.target_modules)})"
     if bits is not None:
         trained += f", whose weights were loaded in 4 bits ({bits})"
     if config.eval.ema_decay is not None:

@@ -216,6 +216,18 @@ COUNTERPARTS: Sequence[Counterpart] = (
         note="without `model.adapter`, the language model is trained in full",
     ),
     Counterpart("model.adapter.alpha", trl="lora_alpha", verl="model.lora_alpha"),
+    Counterpart(
+        "model.adapter.target_modules",
+        trl="target_modules lora_target_modules",
+        verl="model.target_modules",
+        note="null is `all-linear`, of the language model alone",
+    ),
+    Counterpart(
+        None,
+        trl="lora_dropout dropout",
+        note="a token must be learned with the probability it was drawn with; dropout would change "
+        "it at random, so the ratio would not be 1 on-policy",
+    ),
     Counterpart("model.start_from", flow_grpo="train.lora_path"),
     Counterpart("model.dtype", trl="bf16 fp16", flow_grpo="mixed_precision", verl="rollout.dtype"),
     Counterpart(

@@ -44,12 +44,21 @@ LONGEST_NOTES = 5_000
 
 
 class AdapterSection(Options):
-    """Low-rank adapters on the language model. No dropout, because replay must equal sampling."""
+    """Low-rank adapters on the language model, without dropout.
+
+    Dropout would change a token's probability between sampling and replay, so the ratio would not
+    be 1 on-policy.
+    """
 
     rank: int = Field(ge=1, le=16_384)
     """Rank of each adapter's two factors."""
     alpha: float = Field(ge=1e-6, le=1e6)
     """Numerator of the adapter scale alpha / rank."""
+    target_modules: Annotated[tuple[str, ...] | None, Field(strict=False, min_length=1)] = Field(
+        default=None, examples=["[q_proj,v_proj]"]
+    )
+    """Names of the linear layers to adapt, as in peft, in every layer of the language model;
+    absent: all of them."""
 
 
 class ModelSection(Options):

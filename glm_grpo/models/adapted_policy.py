@@ -72,7 +72,7 @@ class AdaptedPolicy(PolicyForUpdate):
         model: Stock model that contains the network; frozen, and adapted in place.
         network: Its parameters are those of `model`.
         trained: What is trained without adapters: `network`, or a part of it.
-        adapted_modules: Paths of the layers to adapt, see `adapt`.
+        adapted_modules: Names of the layers that can be adapted, see `adapt`.
     """
 
     codebook_size: int
@@ -85,7 +85,7 @@ class AdaptedPolicy(PolicyForUpdate):
         network: PolicyNetwork[Any],
         *,
         trained: nn.Module,
-        adapted_modules: str,
+        adapted_modules: Sequence[str],
     ) -> None:
         network.has_entropy_gradient = config.loss.entropy_coef != 0
         self.model = model

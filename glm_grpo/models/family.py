@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from glm_grpo.config import Config
+from glm_grpo.config.sections import AdapterSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.adapted_policy import AdaptedPolicy
 from glm_grpo.models.base import Decoder, ReservedTokens, TextRule
@@ -34,6 +35,19 @@ def unused_key_problems(config: Config, keys: Iterable[str], *, name: str) -> li
             remedy = f"leave it out ('~{key}' on the command line if a file sets it)"
             problems.append(Problem(key, given, rule, remedy))
     return problems
+
+
+def adapter_problems(adapter: AdapterSection | None, modules: Sequence[str]) -> list[Problem]:
+    """Problems of layers to adapt that the language model does not have.
+
+    Args:
+        modules: Names of the layers that can be adapted.
+    """
+    chosen = () if adapter is None else adapter.target_modules or ()
+    if not {*chosen} - {*modules}:
+        return []
+    rule, remedy = f"must be some of {', '.join(modules)}", "leave it out to adapt all of them"
+    return [Problem("model.adapter.target_modules", list(chosen), rule, remedy)]
 
 
 def refuse(problems: Sequence[Problem]) -> None:

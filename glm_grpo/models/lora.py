@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,15 +19,21 @@ from glm_grpo.config.sections import AdapterSection
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def adapt(model: nn.Module, modules: str, adapter: AdapterSection, *, seed: int) -> PeftModel:
-    """Add LoRA to some linear layers; the adapters initially change nothing.
+def adapt(
+    model: nn.Module, modules: Sequence[str], adapter: AdapterSection, *, seed: int
+) -> PeftModel:
+    """Add LoRA to linear layers of the language model; the adapters initially change nothing.
 
     Args:
-        modules: Regular expression that matches the whole path of each layer.
+        modules: Names of the layers that can be adapted; `adapter` may choose among them.
         seed: Seed of the first factors; the second ones are 0.
     """
+    names = "|".join(adapter.target_modules or modules)
     config = LoraConfig(
-        r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=0.0, target_modules=modules
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=0.0,
+        target_modules=rf"model\.language_model\.layers\.\d+\.(self_attn|mlp)\.({names})",
     )
     # Layers with 4-bit weights are subclasses of `nn.Linear`, too.
     config._register_custom_module({nn.Linear: AdaptedLinear})

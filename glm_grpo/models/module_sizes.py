@@ -25,6 +25,12 @@ def part_bytes(modules: Iterable[nn.Module]) -> PartBytes:
     return PartBytes(sum(sizes), pinned(sizes))
 
 
+def matrix_names(layer: nn.Module) -> tuple[str, ...]:
+    """Names of the modules of a layer's matrices, without those around them."""
+    weights = {name: each for name, each in layer.named_parameters() if each.dim() > 1}
+    return tuple(name.removesuffix(".weight").rpartition(".")[2] for name in weights)
+
+
 def describe_parameters(*modules: nn.Module) -> str:
     """Number of parameters of all modules together, such as `4.8 M`."""
     count = sum(weight.numel() for module in modules for weight in module.parameters())

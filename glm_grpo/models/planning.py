@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from glm_grpo.config import Config
-from glm_grpo.config.sections import RolloutSection
+from glm_grpo.config.sections import AdapterSection, RolloutSection
 
 PHASES = ("sources", "rollout", "decode", "reward", "update", "idle")
 """Phases of a step. `sources` exists only for edits; `idle` is the memory that stays on the
@@ -127,7 +127,8 @@ class LanguageShape:
         heads: Query heads of a layer.
         kv_heads: Key and value heads of a layer.
         head_size: Size of a head's queries, keys and values.
-        matrices: Inputs and outputs of each matrix of a layer, all of which adapters change.
+        matrices: Inputs and outputs of each matrix of a layer.
+        matrix_names: Names of their modules, as in `model.adapter.target_modules`.
         layer_vectors: Entries of each other tensor of a layer.
         outside: Entries of each tensor outside the layers, the token embedding first.
         unread: Entries of `outside` that a token step does not read, such as the embedding.
@@ -145,6 +146,7 @@ class LanguageShape:
     kv_heads: int
     head_size: int
     matrices: tuple[tuple[int, int], ...]
+    matrix_names: tuple[str, ...]
     layer_vectors: tuple[int, ...]
     outside: tuple[int, ...]
     unread: int
@@ -168,9 +170,19 @@ class LanguageShape:
         """Layers x query heads x head size."""
         return self.layers * self.heads * self.head_size
 
-    def adapter_entries(self, rank: int) -> int:
+    def adapter_factors(self, adapter: AdapterSection) -> list[int]:
+        """Entries of each factor of the adapters of a layer."""
+        adapted = adapter.target_modules or self.matrix_names
+        return [
+            adapter.rank * size
+            for name, sizes in zip(self.matrix_names, self.matrices, strict=True)
+            if name in adapted
+            for size in sizes
+        ]
+
+    def adapter_entries(self, adapter: AdapterSection) -> int:
         """Entries of the adapters of all layers."""
-        return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.matrices)
+        return self.layers * sum(self.adapter_factors(adapter))
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the keys and values of one token."""

@@ -187,7 +187,7 @@ def trained_bytes(language: LanguageShape, model: ModelSection) -> int:
     """Bytes of all trained weights; gradients take as much, the optimizer's moments twice that."""
     if model.adapter is None:
         return sum(language_tensors(language, model))
-    return _FLOAT32 * language.adapter_entries(model.adapter.rank)
+    return _FLOAT32 * language.adapter_entries(model.adapter)
 
 
 def read_bytes(language: LanguageShape, model: ModelSection) -> int:
@@ -195,7 +195,7 @@ def read_bytes(language: LanguageShape, model: ModelSection) -> int:
     item = DTYPES[model.dtype].itemsize
     read = sum(language_tensors(language, model)) - language.unread * item
     if model.adapter is not None:
-        read += language.adapter_entries(model.adapter.rank) * item
+        read += language.adapter_entries(model.adapter) * item
     return read
 
 
@@ -224,7 +224,7 @@ def rollout_bytes(planner: Planner, config: Config, batch: BatchShape) -> tuple[
     joining = prompts if num_prompts > PREFILLED_AT_ONCE else 0
     adapters = 0
     if model.adapter is not None:
-        adapters = language.adapter_entries(model.adapter.rank) * item
+        adapters = language.adapter_entries(model.adapter) * item
     # Scores for prompt and generated tokens, both concatenated, their softmax in fp32, in the
     # model's dtype, and split again.
     scores = rows * language.heads * (read + tokens) * (4 * item + _FLOAT32)
@@ -308,7 +308,7 @@ def shard_bytes(
     kept = _FLOAT32 if parallelism.is_mixed else item
     base = language.layer_entries + language.layers * sum(language.layer_vectors)
     outside = sum(language.outside)
-    adapters = 0 if model.adapter is None else language.adapter_entries(model.adapter.rank)
+    adapters = 0 if model.adapter is None else language.adapter_entries(model.adapter)
     is_full = model.adapter is None
     trained = (base + outside) * kept if is_full else adapters * _FLOAT32
     frozen = 0 if is_full else (base + outside) * item
@@ -403,7 +403,7 @@ def _policy_parts(language: LanguageShape, model: ModelSection) -> list[_Part]:
     if model.adapter is None:
         held = PartBytes(sum(weights), pinned(weights))
         return [_Part("language model and head", "policy", held, trained)]
-    factors = [model.adapter.rank * size * _FLOAT32 for pair in language.matrices for size in pair]
+    factors = [entries * _FLOAT32 for entries in language.adapter_factors(model.adapter)]
     held = PartBytes(sum(weights), pinned([*weights, *factors * language.layers]))
     adapters = PartBytes(trained, 0)
     return [

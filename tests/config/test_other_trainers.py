@@ -14,7 +14,10 @@ from glm_grpo.errors import ConfigError
 from rewards.problems import known_keys
 from tests.factories import CONFIG_DIR
 
-NOT_OF_GRPO_CONFIG = {"reward_funcs", "r", "lora_alpha", "lora_r", "model_name_or_path"}
+NOT_OF_GRPO_CONFIG = {
+    *("reward_funcs", "r", "lora_alpha", "target_modules", "lora_dropout", "dropout"),
+    *("model_name_or_path", "lora_r", "lora_target_modules"),
+}
 """Arguments of GRPOTrainer and LoraConfig, and options of TRL's scripts."""
 
 
@@ -49,6 +52,7 @@ def test_the_names_of_trl_are_those_of_its_config() -> None:
         # The last part of `sample.num_steps`, in a section of ours.
         ("decode.num_steps", "flow_grpo's num_steps is decode.rollout_steps here"),
         ("loss.epsilon", "TRL's epsilon is loss.clip_low here"),
+        ("model.adapter.dropout", "TRL's dropout has nothing to be set here; a token must be"),
         ("max_completion_length", "TRL's max_completion_length has nothing to be set here; the"),
     ],
 )

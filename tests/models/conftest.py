@@ -79,13 +79,13 @@ def config_of(
     truncation: Truncation = UNTRUNCATED,
     adapter_rank: int | None = None,
     adapter_alpha: float = 8.0,
+    target_modules: str = "null",
     entropy_coef: float = 0.0,
     is_checkpointing: bool = False,
 ) -> Config:
     """A config of full fine-tuning, unless adapter_rank is set."""
-    adapter = (
-        "null" if adapter_rank is None else f"{{rank: {adapter_rank}, alpha: {adapter_alpha}}}"
-    )
+    options = f"rank: {adapter_rank}, alpha: {adapter_alpha}, target_modules: {target_modules}"
+    adapter = "null" if adapter_rank is None else f"{{{options}}}"
     kept = {key: value for key, value in asdict(truncation).items() if value is not None}
     return tiny_config(
         f"model.adapter={adapter}",

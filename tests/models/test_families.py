@@ -107,6 +107,16 @@ def test_glm_image_refuses_guidance_between_tokens_and_asks_for_steps(configs_di
         assert named in str(caught.value)
 
 
+def test_layers_that_the_model_does_not_have_are_refused():
+    words = [*PROMPTS, "model.adapter.target_modules=[q_proj,gate_proj]"]
+    config = compose_config(None, "glm_image_24gb", words)
+    with pytest.raises(ConfigError, match=r"\['q_proj', 'gate_proj'\]\n.*gate_up_proj"):
+        find_model(config.model.path).family.check_keys(config)
+    # Janus-Pro has it.
+    config = compose_config(None, "janus_pro_1b_16gb", words)
+    find_model(config.model.path).family.check_keys(config)
+
+
 @pytest.mark.parametrize("name", ["janus_pro_1b_16gb", "janus_pro_7b_80gb", "glm_image_24gb"])
 def test_packaged_configs_have_the_keys_of_their_family(name):
     config = compose_config(None, name, PROMPTS)

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from glm_grpo.config import AdapterSection
 from glm_grpo.errors import CheckpointError, ModelError, NonFiniteError
 from glm_grpo.models import sampling, token_step
+from glm_grpo.models.find import find_model
 from glm_grpo.models.glm_image import loading as glm_image_loading
 from glm_grpo.models.glm_image.fast import captured_step
 from glm_grpo.models.glm_image.policy import GlmImagePolicy
@@ -80,6 +82,25 @@ def test_replayed_log_probs_equal_sampled_ones(
     replay = policy.replay(batch, rollout, ROWS)
 
     assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-4)
+
+
+def test_adapters_on_some_layers_are_sampled_replayed_and_planned(
+    make_policy, batch, family, request
+):
+    policy = make_policy(adapter_rank=4, target_modules="[q_proj,v_proj]")
+    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == {"q_proj", "v_proj"}
+    for weight in trained.values():
+        torch.nn.init.normal_(weight, std=0.1)
+    rollout = policy.sample(batch)
+
+    replay = policy.replay(batch, rollout, ROWS)
+
+    assert torch.allclose(replay.log_probs, rollout.log_probs.flatten(0, 1)[ROWS], atol=1e-4)
+    folder = "random_pipeline_folder" if family == "GLM-Image" else "janus_folder"
+    language = find_model(str(request.getfixturevalue(folder))).planner().language
+    adapter = AdapterSection(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj"))
+    assert language.adapter_entries(adapter) == sum(weight.numel() for weight in trained.values())
 
 
 def test_sample_gives_full_grids_inside_the_codebook(make_policy, batch):

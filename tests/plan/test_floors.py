@@ -20,6 +20,7 @@ LANGUAGE = LanguageShape(
     head_size=1,
     # 100 entries in the layer, 10 of the head, and 250 in all to read: 1000 bytes in fp32.
     matrices=((10, 10),),
+    matrix_names=("proj",),
     layer_vectors=(),
     outside=(150,),
     unread=0,

@@ -11,7 +11,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.export_page import StockSettings
-from glm_grpo.models.family import refuse, unused_key_problems
+from glm_grpo.models.family import adapter_problems, refuse, unused_key_problems
 from glm_grpo.models.glm_image.decoder import GlmImageDecoder
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.models.glm_image.files import NAME, PUBLISHED_ID
@@ -23,7 +23,7 @@ from glm_grpo.models.glm_image.loading import (
     load_pipeline,
 )
 from glm_grpo.models.glm_image.planner import GlmImagePlanner, read_part_configs, trained_side
-from glm_grpo.models.glm_image.policy import GlmImagePolicy
+from glm_grpo.models.glm_image.policy import ADAPTED_MODULES, GlmImagePolicy
 from glm_grpo.models.glm_image.prompt_inputs import GLYPH_RULE
 from glm_grpo.models.glm_image.token_grid import PIXELS_PER_TOKEN
 from glm_grpo.models.module_sizes import describe_parameters
@@ -57,7 +57,10 @@ Source: zai-org/GLM-Image, issue 12."""
 
 def check_keys(config: Config) -> None:
     """Refuse what has no effect, what the decoder lacks, and sizes with parts of tokens."""
-    problems = unused_key_problems(config, _UNUSED_KEYS, name=NAME)
+    problems = [
+        *unused_key_problems(config, _UNUSED_KEYS, name=NAME),
+        *adapter_problems(config.model.adapter, ADAPTED_MODULES),
+    ]
     for option, usual in (("steps", 20), ("guidance_scale", 1.5)):
         if getattr(config.decode, option) is None:
             key, rule = f"decode.{option}", f"must be set: the decoder of {NAME} denoises"

@@ -30,7 +30,7 @@ from glm_grpo.models.glm_image.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.glm_image.quantization import hold_in_8_bits
 from glm_grpo.models.glm_image.token_grid import token_layout
 from glm_grpo.models.model_files import damage_named
-from glm_grpo.models.module_sizes import count_flops, part_bytes
+from glm_grpo.models.module_sizes import count_flops, matrix_names, part_bytes
 from glm_grpo.models.planning import LanguageShape, PartBytes
 
 _PUBLISHED: dict[str, dict[str, Any]] = {
@@ -196,6 +196,7 @@ class GlmImagePlanner:
             kv_heads=text.num_key_value_heads,
             head_size=layer.self_attn.head_dim,
             matrices=tuple(tuple(w.shape[::-1]) for w in weights if w.dim() > 1),
+            matrix_names=matrix_names(layer),
             layer_vectors=tuple(w.numel() for w in weights if w.dim() == 1),
             outside=(embedding, model.lm_head.weight.numel(), text.hidden_size),
             unread=unread,

@@ -36,11 +36,8 @@ from glm_grpo.models.token_step import StepBuilder
 from glm_grpo.types import PromptBatch, Rollout
 from rewards.score_map import Grid
 
-ADAPTED_MODULES = (
-    r"model\.language_model\.layers\.\d+\."
-    r"(self_attn\.(q|k|v|o)_proj|mlp\.(gate_up|down)_proj)"
-)
-"""Linear layers to adapt, by path, because the vision tower has modules with similar names."""
+ADAPTED_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj")
+"""Linear layers that can be adapted."""
 
 
 class GlmImagePolicy(AdaptedPolicy):

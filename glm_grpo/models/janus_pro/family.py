@@ -8,7 +8,7 @@ from typing import Literal
 from glm_grpo.config import Config
 from glm_grpo.models.base import TextRule
 from glm_grpo.models.export_page import StockSettings
-from glm_grpo.models.family import refuse, unused_key_problems
+from glm_grpo.models.family import adapter_problems, refuse, unused_key_problems
 from glm_grpo.models.janus_pro.decoder import JanusProDecoder
 from glm_grpo.models.janus_pro.export import export_adapter, export_folder
 from glm_grpo.models.janus_pro.files import NAME
@@ -19,7 +19,7 @@ from glm_grpo.models.janus_pro.planner import (
     knows_sizes,
     read_sizes,
 )
-from glm_grpo.models.janus_pro.policy import JanusProPolicy
+from glm_grpo.models.janus_pro.policy import ADAPTED_MODULES, JanusProPolicy
 from glm_grpo.models.module_sizes import describe_parameters
 from rewards.problems import Problem
 
@@ -58,7 +58,10 @@ _UNUSED_KEYS = (
 
 def check_keys(config: Config) -> None:
     """Refuse what has no effect, and source images."""
-    problems = unused_key_problems(config, _UNUSED_KEYS, name=NAME)
+    problems = [
+        *unused_key_problems(config, _UNUSED_KEYS, name=NAME),
+        *adapter_problems(config.model.adapter, ADAPTED_MODULES),
+    ]
     if config.data.sources > 0:
         rule = f"must be 0: {NAME} draws from text alone"
         remedy = "set data.sources=0, or train a model that edits"

@@ -21,7 +21,7 @@ from glm_grpo.models.janus_pro.loading import image_side, read_config, read_proc
 from glm_grpo.models.janus_pro.network import guidance_of
 from glm_grpo.models.janus_pro.prompt_inputs import longest_prompt_tokens
 from glm_grpo.models.model_files import is_hub_id
-from glm_grpo.models.module_sizes import count_flops, part_bytes
+from glm_grpo.models.module_sizes import count_flops, matrix_names, part_bytes
 from glm_grpo.models.planning import LanguageShape, PartBytes
 
 _STORED_STATES, _BACKWARD_STATES = 5, 4
@@ -104,7 +104,8 @@ class JanusProPlanner:
     def language(self) -> LanguageShape:
         """See `Planner`; `outside` contains the frozen parts of generated tokens."""
         text, model = self._config.text_config, self._model
-        layer = [*model.language_model.layers[0].parameters()]
+        first = model.language_model.layers[0]
+        layer = [*first.parameters()]
         embedding, drawn = model.language_model.embed_tokens.weight, model.generation_embeddings
         others = [model.language_model.norm, model.generation_aligner, model.generation_head]
         outside = [weight.numel() for module in others for weight in module.parameters()]
@@ -116,6 +117,7 @@ class JanusProPlanner:
             kv_heads=text.num_key_value_heads,
             head_size=model.language_model.layers[0].self_attn.head_dim,
             matrices=tuple(tuple(weight.shape[::-1]) for weight in layer if weight.dim() > 1),
+            matrix_names=matrix_names(first),
             layer_vectors=tuple(weight.numel() for weight in layer if weight.dim() == 1),
             outside=(embedding.numel(), drawn.weight.numel(), *outside),
             unread=embedding.numel() + drawn.weight.numel(),
