@@ -13,11 +13,12 @@ from rich.text import Text
 
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.eval import summary_table
-from glm_grpo.config import Config
+from glm_grpo.config import Config, can_be_extended, shell_override
 from glm_grpo.config.composition import is_sweep
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import counted
+from glm_grpo.run.config import read_config
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
@@ -82,6 +83,12 @@ def _tell(prepared: PreparedRun) -> None:
     """Log what the checks found."""
     if prepared.note:
         logger.info("settings: %s", prepared.note)
+    if prepared.checkpoint is None and not can_be_extended(prepared.config):
+        logger.info(
+            "train.steps %d cannot be raised later, because the learning rate or the weight of "
+            "targets ends there; optim.schedule=constant without sft.final_weight allows it",
+            prepared.config.train.steps,
+        )
     for line in prepared.hints if prepared.processes.is_main else ():
         logger.warning("%s", line)
 
@@ -184,8 +191,13 @@ def _next_commands(folder: RunFolder) -> list[str]:
     """Commands for a finished run, to be pasted into a shell."""
     run = shlex.quote(str(folder.path))
     exported = shlex.quote(f"{folder.path}-export")
+    config = read_config(folder)
+    longer = f"glm-grpo train {shell_override('model.start_from', str(folder.path))} (a new run)"
+    if can_be_extended(config):
+        longer = resume_command(folder.path, f"train.steps={2 * config.train.steps}")
     return [
         f"to look at it:  glm-grpo gallery {run} --serve",
         f"to compare it:  glm-grpo compare OTHER_RUN {run}",
+        f"to train on:    {longer}",
         f"to use it:      glm-grpo export {run} {exported}",
     ]

@@ -11,6 +11,7 @@ from glm_grpo.config.composition import (
 )
 from glm_grpo.config.effective import EffectiveConfig, effective_config
 from glm_grpo.config.load import (
+    can_be_extended,
     config_differences,
     flatten,
     from_yaml,
@@ -50,6 +51,7 @@ __all__ = [
     "RolloutSection",
     "RunSection",
     "TrainSection",
+    "can_be_extended",
     "compose_config",
     "config_differences",
     "effective_config",

@@ -120,6 +120,11 @@ def from_yaml(text: str) -> Config:
     return validate_config(values, is_stored=True)
 
 
+def can_be_extended(config: Config) -> bool:
+    """Whether `train.steps` of a run may be raised: nothing in it is planned for the last step."""
+    return config.optim.schedule == "constant" and config.sft.final_weight is None
+
+
 def config_differences(stored: Config, given: Config) -> list[str]:
     """List the keys in which two configs differ, except those that may change on resume.
 
@@ -131,8 +136,7 @@ def config_differences(stored: Config, given: Config) -> list[str]:
         Dotted keys in alphabetical order; empty if the run may be resumed.
     """
     may_change = {*changeable_keys(stored), *changeable_keys(given)}
-    is_sft_constant = all(each.sft.final_weight is None for each in (stored, given))
-    if stored.optim.schedule == given.optim.schedule == "constant" and is_sft_constant:
+    if can_be_extended(stored) and can_be_extended(given):
         may_change.add("train.steps")
     if stored.loss.kl_coef == given.loss.kl_coef == 0.0:
         may_change.add("loss.kl_estimator")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glm_grpo.config import (
     Config,
+    can_be_extended,
     config_differences,
     flatten,
     local_paths,
@@ -65,10 +66,9 @@ def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:
 
 def train_longer(folder: RunFolder, config: Config) -> str:
     """What to do for more steps than a run was given; begins in lower case."""
-    steps = 2 * config.train.steps
-    train = config.train.model_copy(update={"steps": steps})
-    if not config_differences(config, config.model_copy(update={"train": train})):
-        return f"raise train.steps: {resume_command(folder.path, f'train.steps={steps}')}"
+    if can_be_extended(config):
+        steps = f"train.steps={2 * config.train.steps}"
+        return f"raise train.steps: {resume_command(folder.path, steps)}"
     return (
         f"start a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
         "can change only in a run that was started with optim.schedule=constant and without "

@@ -50,9 +50,12 @@ def test_train_script_says_what_it_did_in_plain_lines(run):
     assert "self-check passed" in ended.stdout + ended.stderr
     assert "held-out prompts, before and after" in ended.stdout
     assert str(folder / "gallery" / "index.html") in ended.stdout
-    look, compare, use = ended.stdout.splitlines()[-3:]
+    look, compare, longer, use = ended.stdout.splitlines()[-4:]
     assert look == f"to look at it:  glm-grpo gallery {folder} --serve"
     assert compare.endswith(f" {folder}")
+    # The config has a cosine schedule, which ends at the last step.
+    assert longer == f"to train on:    glm-grpo train model.start_from={folder} (a new run)"
+    assert "train.steps 1 cannot be raised later" in ended.stdout + ended.stderr
     assert use == f"to use it:      glm-grpo export {folder} {folder}-export"
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\r" not in ended.stdout + ended.stderr
