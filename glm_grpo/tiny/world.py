@@ -21,6 +21,8 @@ from jaxtyping import Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from glm_grpo.errors import ConfigError
+
 CELL = 32
 GRID = 4
 SIZE = CELL * GRID
@@ -149,7 +151,16 @@ def random_sign(rng: np.random.Generator) -> Sign:
 
 
 def signs_of_words(words: tuple[str, ...], *, seed: int) -> list[Sign]:
-    """Make one sign per word, with shapes, colours and positions drawn from the seed."""
+    """Make one sign per word, with shapes, colours and positions drawn from the seed.
+
+    Raises:
+        ConfigError: Some words do not fit on a sign.
+    """
+    if unfit := [word for word in words if not re.fullmatch(WORD_PATTERN, word)]:
+        raise ConfigError(
+            f"{', '.join(map(repr, unfit))}: a word on a sign has 3 or 4 capital letters from A to "
+            "Z, such as 'KITE'; choose other words"
+        )
     rng = np.random.default_rng(seed)
     return [_random_sign_of(word, rng) for word in words]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from glm_grpo.errors import ConfigError
 from glm_grpo.tiny import world
 from glm_grpo.tiny.prompts import tiny_prompts
 
@@ -73,6 +75,11 @@ def test_confusing_replaces_letters_at_the_stated_rate():
     changed = np.mean([a != b for word in words for a, b in zip(word, sign.word, strict=True)])
     # A random letter is the old one in one case of 26: 0.5 * 25 / 26 = 0.481.
     assert abs(changed - 0.481) < 0.02
+
+
+def test_words_that_do_not_fit_on_a_sign_are_refused_together():
+    with pytest.raises(ConfigError, match="'NOISE', 'flux': .* 3 or 4 capital letters"):
+        world.signs_of_words(("KITE", "NOISE", "flux"), seed=0)
 
 
 def test_tiny_prompts_have_text_and_target_and_a_fixed_order():
