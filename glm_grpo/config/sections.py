@@ -230,11 +230,11 @@ class TrainSection(Options):
     seed: int = Field(ge=0, le=LARGEST_INT)
     """Seed of the run: prompts and random numbers of step s are a function of (seed, s)."""
     epochs_per_rollout: int = Field(ge=1, le=10**6)
-    """Passes (epochs) over one rollout, each of `minibatches` optimizer updates; above
-    1, the later ones are off-policy."""
+    """How often (epochs) a rollout is learned from, each time with `minibatches` optimizer updates;
+    above 1, the later updates are off-policy."""
     minibatches: int = Field(default=1, ge=1, le=_MOST_IMAGES)
     """Number of parts that a rollout's prompts are split into, with one optimizer update each, so k
-    of them make k updates per pass. Above 1, the later ones are off-policy."""
+    of them make k updates per epoch. Above 1, the later ones are off-policy."""
     skip_zero_std: MayChange[bool] = False
     """Skip the replay of images with advantage 0 if nothing but the advantage weighs them: the same
     gradient in less time."""

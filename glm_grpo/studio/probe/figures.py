@@ -162,7 +162,7 @@ def equal_weights(
 
     Returns:
         NaN for a term of weight 0 or without spread, and for all under `normalize_then_sum`, where
-        equal weights have the same say.
+        equal weights have the same influence.
     """
     if mode == "normalize_then_sum":
         return torch.full_like(weights, torch.nan)

@@ -59,8 +59,8 @@ def _drive_table(report: ProbeReport) -> Table:
             ("total", *(NO_VALUE,) * 3, _show(report.mean_total), *(NO_VALUE,) * 3),
         ),
         "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled to "
-        "the sum of the weights, for the same say; zero-std groups: fraction whose images all "
-        "score the same",
+        "the sum of the weights, so that all terms have the same influence; zero-std groups: "
+        "fraction whose images all score the same",
     )
 
 
