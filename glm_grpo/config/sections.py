@@ -106,6 +106,10 @@ class RolloutSection(Options):
     group_size: int = Field(ge=2, le=_MOST_IMAGES)
     """G, images sampled per prompt. Advantages compare the images of one prompt; a group of one has
     nothing to be compared with."""
+    prompt_sampling: Literal["shuffle", "spread"] = "shuffle"
+    """`shuffle`: every prompt once an epoch. `spread`: new prompts first, then more often those
+    whose rewards differed most within the group at earlier visits; a quarter of these draws stays
+    uniform."""
     dynamic_sampling_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
@@ -228,7 +232,8 @@ class TrainSection(Options):
     """Number of training steps: one rollout (or, for sft, the target images of as many prompts) and
     its updates each."""
     seed: int = Field(ge=0, le=LARGEST_INT)
-    """Seed of the run: prompts and random numbers of step s are a function of (seed, s)."""
+    """Seed of the run: prompts and random numbers of step s are a function of (seed, s), with
+    `rollout.prompt_sampling: spread` also of earlier rewards."""
     epochs_per_rollout: int = Field(ge=1, le=10**6)
     """How often (epochs) a rollout is learned from, each time with `minibatches` optimizer updates;
     above 1, the later updates are off-policy."""
