@@ -65,7 +65,7 @@ def _digests(term: str, provenance: Provenance | None) -> list[str]:
         return []
     key = f"reward.terms.{term}."
     return [
-        f"{kind} {digest[:_DIGITS]}"
+        f"{kind} of {place.removeprefix(key)} {digest[:_DIGITS]}"
         for kind, digests in (("code", provenance.code), ("files", provenance.files))
         for place, digest in digests.items()
         if place.startswith(key)

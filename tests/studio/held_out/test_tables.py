@@ -160,10 +160,11 @@ def test_conditions_name_sampler_sizes_and_what_judged_with_versions() -> None:
     assert found["images"] == "2 images per prompt, 128 x 128 pixels (height x width)"
     assert found["term ocr"] == "RapidOCR (rapidocr 3.8)"
     # Not the code of another term whose name begins so.
-    assert found["term mine"] == f"mine.py:score, code {'c' * 12}"
+    assert found["term mine"] == f"mine.py:score, code of function {'c' * 12}"
     assert found["term composition"] == (
         "detector (transformers 5.9), GenEval's rule above 0.15, 0.9 for counting, "
-        f"colours by CLIP ViT-L-14-quickgelu clip.pt (open-clip-torch 3), files {'f' * 12}"
+        f"colours by CLIP ViT-L-14-quickgelu clip.pt (open-clip-torch 3), files of detector "
+        f"{'f' * 12}"
     )
     assert found["versions"] == "torch 2.11, transformers 5.9"
     assert "/secret" not in str(found)
