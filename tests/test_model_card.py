@@ -59,6 +59,11 @@ def row_of(description: Description, setting: str) -> str:
     return value
 
 
+def row_with(results: str, score: str) -> str:
+    (row,) = re.findall(rf"^\| {score} \| [\d.]+ \| (?!\d).*$", results, flags=re.MULTILINE)
+    return row
+
+
 @pytest.mark.parametrize(
     ("shared", "said"),
     [
@@ -70,6 +75,19 @@ def row_of(description: Description, setting: str) -> str:
 def test_page_says_which_held_out_prompts_are_trained_on(describe, shared, said) -> None:
     described = describe(provenance=replace(ORIGIN, shared=shared))
     assert re.search(said, described.results)
+
+
+def test_page_carries_the_cautions_of_its_scores(describe) -> None:
+    # The embedded model's reward: LPIPS without trained features, and a small CLIP.
+    results = describe().results
+    assert "do not measure human perception" in row_with(results, "lpips")
+    assert "small demonstration CLIP" in row_with(results, "aesthetic")
+    assert "demonstration" not in row_with(results, "ssim")
+
+
+def test_page_is_titled_with_the_name_of_the_run(describe) -> None:
+    assert describe("run.name=larger_groups").name == r"larger\_groups"
+    assert describe().name is None
 
 
 def test_cost_counts_groups_that_were_replaced(describe) -> None:

@@ -56,7 +56,8 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
         f"{directory}: weights of step {step}\n"
         f"look at it first: {readme} is its page, with prompts{shown}\n"
         f"generate images:  python {folder}/{PROGRAM} 'PROMPT'{of_base}\n"
-        f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}"
+        f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}\n"
+        f"                  (write your name into {readme} first)"
     )
 
 
@@ -96,6 +97,7 @@ def _export_model(
         num_sources=config.data.sources,
         notes=_notes(config),
         method=_METHODS[config.train.method],
+        name=described.name,
     )
     with storage_errors("write", directory):
         family.export(policy, pipeline, settings, directory, kind=kind)

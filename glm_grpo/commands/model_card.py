@@ -23,7 +23,7 @@ from glm_grpo.run.tables import (
     read_table,
     stored_steps,
 )
-from glm_grpo.studio.gallery.before_after import describe_term
+from glm_grpo.studio.gallery.before_after import caution_of, describe_term
 from glm_grpo.studio.gallery.contact_sheet import draw_contact_sheet, prompts_by_change
 from glm_grpo.studio.held_out.conditions import describe_judges
 from glm_grpo.studio.held_out.tables import report_held_out, score_tables
@@ -55,12 +55,14 @@ class Description:
         training: Likewise on how the weights were trained.
         png_files: PNG files by the names under which the sections show them.
         example: The held-out prompt that changed most; None if it is not known.
+        name: Name of the run, in Markdown; None if it has none.
     """
 
     results: str
     training: str
     png_files: Mapping[str, bytes]
     example: str | None
+    name: str | None
 
 
 def describe_training(folder: RunFolder, config: Config, *, step: int) -> Description:
@@ -95,7 +97,8 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         *([_describe_versions(provenance)] if provenance is not None else []),
     ]
     example = prompts[0] if prompts else None
-    return Description("\n".join(results), "\n".join(training), png_files, example)
+    name = None if config.run.name is None else _text(config.run.name)
+    return Description("\n".join(results), "\n".join(training), png_files, example, name)
 
 
 def _describe_run(config: Config, provenance: Provenance | None, *, step: int) -> str:
@@ -340,13 +343,13 @@ def _describe_versions(provenance: Provenance) -> str:
 
 
 def _measured(term: TermConfig) -> str:
-    """What a term measures, with its detector, or the function of the user's that it calls."""
+    """What a term measures, with its detector or the user's function, and a caution if needed."""
     function = term.users_function()
     if isinstance(term, CompositionConfig):
         named = f" {_public(term.detector)}"
     else:
         named = f" `{function.name}`" if function else ""
-    return _text(describe_term(term)) + named
+    return " ".join(filter(None, (_text(describe_term(term)) + named, caution_of(term))))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 
 import yaml
@@ -41,6 +41,7 @@ class StockSettings:
         embedded: Name of the base if it is in the package; None: it is not.
         notes: What to know about prompts and weights.
         method: Tags of how the weights were trained.
+        name: Name of the run, the title of the page; None: what the weights are is the title.
     """
 
     base: str
@@ -55,6 +56,7 @@ class StockSettings:
     embedded: str | None = None
     notes: Sequence[str] = ()
     method: Sequence[str] = ()
+    name: str | None = None
 
     @property
     def is_on_hub(self) -> bool:
@@ -115,11 +117,20 @@ class Card:
 
 def write_card(directory: Path, card: Card, settings: StockSettings) -> None:
     """Write the page and the program of an export into its folder."""
-    (directory / README).write_text(_page(card, settings), encoding="utf-8")
+    page = _page(card, settings, repository=f"YOUR-NAME/{directory.resolve().name}")
+    (directory / README).write_text(page, encoding="utf-8")
     (directory / PROGRAM).write_text(_program(card, settings), encoding="utf-8")
 
 
-def _page(card: Card, settings: StockSettings) -> str:
+def project_link() -> str:
+    """Markdown for the name of this project, with the address that its package states, if any."""
+    stated = metadata("glm-grpo").get_all("Project-URL") or []
+    addresses = dict(each.split(", ", 1) for each in stated)
+    address = addresses.get("Repository") or addresses.get("Homepage")
+    return f"[glm-grpo]({address})" if address else "glm-grpo"
+
+
+def _page(card: Card, settings: StockSettings, *, repository: str) -> str:
     calls = [["python", PROGRAM, settings.prompt]]
     shows = "the base model and these weights"
     if not card.has_adapter:
@@ -127,6 +138,7 @@ def _page(card: Card, settings: StockSettings) -> str:
         calls.append([*calls[0], "--base", settings.base_place])
     elif not settings.is_on_hub:
         calls = [[*calls[0], "--base", settings.base_place]]
+    folder = shlex.quote(repository.partition("/")[2])
     notes = [*settings.notes, *card.notes]
     if settings.embedded is not None:
         notes.insert(
@@ -151,16 +163,18 @@ In your own code, run in this folder:
 {card.metadata.to_yaml()}
 ---
 
-# {card.title}, trained by glm-grpo
+# {settings.name or card.title}
 
-{card.license}
+{f"{card.title}, trained" if settings.name else "Trained"} by {project_link()}. {card.license}
 
 {settings.results}
 ## Generate an image
 
-Download this repository (`hf download`), and run in its folder:
+Download this repository, and run in its folder:
 
 ```bash
+hf download {shlex.quote(repository)} --local-dir {folder}
+cd {folder}
 pip install torch torchvision {" ".join(libraries)}
 {chr(10).join(map(shlex.join, calls))}
 ```

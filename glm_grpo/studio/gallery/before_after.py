@@ -312,7 +312,7 @@ def _describe_reward(config: Config) -> str:
 def _terms_table(config: Config) -> Table:
     """What each term measures: the first line of its documentation."""
     rows = tuple(
-        (name, f"{term.weight:g}", f"{describe_term(term)} {_caution(term)}".strip())
+        (name, f"{term.weight:g}", f"{describe_term(term)} {caution_of(term)}".strip())
         for name, term in config.reward.terms.items()
     )
     return Table("terms of the reward", ("Term", "Weight", "What it measures"), rows, is_text=True)
@@ -332,7 +332,7 @@ def _changes_table(
     )
 
 
-def _caution(term: TermConfig) -> str:
+def caution_of(term: TermConfig) -> str:
     """What a term's score does not say; empty for terms that need no such word."""
     if isinstance(term, LpipsConfig) and not term.pretrained:
         return (

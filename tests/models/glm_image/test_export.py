@@ -5,16 +5,26 @@ from __future__ import annotations
 import re
 import runpy
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import GlmImagePipeline
-from huggingface_hub import metadata_load
+from huggingface_hub import ModelCardData, metadata_load
 from PIL import Image
 
 from glm_grpo.config.sections import DecodeSection, RolloutSection
-from glm_grpo.models.export_page import LABEL_HEIGHT, PROGRAM, README, StockSettings, find_license
+from glm_grpo.models import export_page
+from glm_grpo.models.export_page import (
+    LABEL_HEIGHT,
+    PROGRAM,
+    README,
+    Card,
+    StockSettings,
+    find_license,
+    write_card,
+)
 from glm_grpo.models.glm_image.export import export_adapter, export_pipeline
 from glm_grpo.models.glm_image.loading import load_pipeline
 
@@ -96,6 +106,37 @@ def run_program(folder, monkeypatch, *words):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.argv", [PROGRAM, *words])
     return runpy.run_path(PROGRAM)
+
+
+def test_a_page_names_run_project_and_repository(settings, tmp_path, monkeypatch):
+    stated = Message()
+    stated["Project-URL"] = "Repository, https://example.org/glm-grpo"
+    monkeypatch.setattr(export_page, "metadata", lambda _: stated)
+    card = Card(
+        title="Adapter for base",
+        metadata=ModelCardData(library_name="peft"),
+        license="MIT.",
+        notes=(),
+        snippet="",
+        imports="",
+        load="",
+        to_base="",
+        has_adapter=True,
+    )
+    folder = tmp_path / "my adapter"
+    folder.mkdir()
+
+    write_card(folder, card, replace(settings, name="larger groups"))
+
+    page = (folder / README).read_text()
+    assert "\n# larger groups\n" in page
+    assert "\nAdapter for base, trained by [glm-grpo](https://example.org/glm-grpo). MIT.\n" in page
+    assert "\nhf download 'YOUR-NAME/my adapter' --local-dir 'my adapter'\n" in page
+
+    # No address is invented.
+    monkeypatch.setattr(export_page, "metadata", lambda _: Message())
+    write_card(folder, card, settings)
+    assert "\n# Adapter for base\n\nTrained by glm-grpo. MIT.\n" in (folder / README).read_text()
 
 
 @pytest.mark.parametrize("kind", ["pipeline", "adapter"])
