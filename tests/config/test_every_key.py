@@ -17,7 +17,8 @@ from tests.factories import REQUIRED_OPTIONS
 
 OTHER: dict[str, object] = flatten(
     yaml.safe_load("""
-model: {path: zai-org/GLM-Image, dtype: bfloat16, adapter: {rank: 16384, alpha: 1.0e-6},
+model: {path: zai-org/GLM-Image, dtype: bfloat16,
+        adapter: {rank: 16384, alpha: 1.0e-6, target_modules: [q_proj]},
         start_from: outputs/run, gradient_checkpointing: true, quantization: nf4,
         compile: false}
 data: {path: prompts.jsonl, eval_path: held_out.jsonl, sources: 1}
@@ -127,6 +128,7 @@ def judge(**options: object) -> dict[str, object]:
 BESIDE: dict[str, dict[str, object]] = {
     "model.adapter.rank": {"model.adapter": ADAPTER},
     "model.adapter.alpha": {"model.adapter": ADAPTER},
+    "model.adapter.target_modules": {"model.adapter": ADAPTER},
     "model.quantization": {"model.adapter": ADAPTER},
     "reward.watch": {"reward.terms.psnr": {"weight": 0.0}},
     "reward.terms.ssim.when": {"reward.terms.ssim.weight": 0.0},
