@@ -348,7 +348,7 @@ def _planned_card(config: Config, options: argparse.Namespace) -> Card | None:
     "show what each reward term measures on the untrained model, before a run",
     "glm-grpo probe --config-dir my-run",
     "glm-grpo probe --config-dir my-run ocr=0.5",
-    "glm-grpo probe --config-dir my-run --prompts 32 --credit    # by image or by place?",
+    "glm-grpo probe --config-dir my-run --prompts 64 --gradient    # can it move the model?",
     arguments=[
         *_CONFIG,
         _number(
@@ -368,9 +368,10 @@ def _planned_card(config: Config, options: argparse.Namespace) -> Card | None:
             "a spread needs at least two",
         ),
         _argument(
-            "--credit",
-            "also compare the gradients with credit by image and by place, the latter with "
-            "advantage.reward_to_go as in the config, 1, and these; must come last",
+            "--gradient",
+            "also measure whether the gradients of batches agree, with credit by image and, where "
+            "scores have places, by place, the latter with advantage.reward_to_go as in the "
+            "config, 1, and these; must come last",
             nargs="*",
             metavar="WEIGHT",
         ),
@@ -384,13 +385,14 @@ def _planned_card(config: Config, options: argparse.Namespace) -> Card | None:
 )
 def _probe(options: argparse.Namespace) -> None:
     weights = None
-    if options.credit is not None:
+    if options.gradient is not None:
         # The option takes all words that follow it, keys of the config too.
-        options.overrides += [word for word in options.credit if "=" in word]
-        given = [word for word in options.credit if "=" not in word]
-        weights = types.parse_fractions(given, option="--credit")
+        options.overrides += [word for word in options.gradient if "=" in word]
+        given = [word for word in options.gradient if "=" not in word]
+        weights = types.parse_fractions(given, option="--gradient")
     config = _compose_with_prompts(options)
     from glm_grpo.commands.probe import probe_config
+    from glm_grpo.studio.probe.page import probe_tables
     from glm_grpo.training.interrupt import stop_signals
 
     # All of them end it with the prompts done.
@@ -403,7 +405,7 @@ def _probe(options: argparse.Namespace) -> None:
         weights=weights,
         directory=options.output,
     )
-    _print_all(probe.tables)
+    _print_all(probe_tables(probe.report))
     _print(str(probe.page))
 
 

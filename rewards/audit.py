@@ -30,6 +30,9 @@ class TermAudit:
         zero_std_fraction: Fraction of groups whose images all have the same score, see
             `weighting.is_zero_std`; 0..1.
         advantage_share: See `weighting.advantage_shares`; the shares of all terms add up to 1.
+        distinct: Mean number of distinct scores in a group, 1..G.
+        all_worst: Fraction of groups whose images all have the lowest score of all images; 0..1.
+        all_best: Fraction of groups whose images all have the highest; 0..1.
     """
 
     name: str
@@ -40,15 +43,24 @@ class TermAudit:
     advantage_share: float
     headroom: float
     saturation: float
+    distinct: float
+    all_worst: float
+    all_best: float
 
 
 @dataclass(frozen=True)
 class RewardAudit:
-    """Audit of a whole reward: its terms in the order of the table, `correlations`, `headroom`."""
+    """Audit of a whole reward.
+
+    Attributes:
+        terms: In the order of the table.
+        total: Audit of the totals, which are relative to their group under `normalize_then_sum`.
+        correlations: See `correlations`.
+    """
 
     terms: tuple[TermAudit, ...]
+    total: TermAudit
     correlations: Float64[Tensor, "R R"]
-    headroom: float
 
 
 def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
@@ -58,11 +70,17 @@ def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
         _audit_term(name, table.raw[table.is_applicable[:, column], :, column], share)
         for column, (name, share) in enumerate(zip(table.names, shares, strict=True))
     ]
-    return RewardAudit(tuple(terms), correlations(table), headroom(combine(table, mode=mode)))
+    total = _audit_term("total", combine(table, mode=mode), sum(shares))
+    return RewardAudit(tuple(terms), total, correlations(table))
 
 
 def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> TermAudit:
     exact = scores.double()
+    is_flat, levels = is_zero_std(scores), group_means(exact)[:, 0]
+    every = exact[~exact.isnan()]
+    # Of no images, both are NaN, which no group's level is near.
+    worst, best = (every.min(), every.max()) if len(every) else (math.nan, math.nan)
+    tolerance = ZERO_STD_TOLERANCE * every.abs().amax() if len(every) else 0.0
     return TermAudit(
         name=name,
         mean=exact.nanmean().item(),
@@ -72,6 +90,9 @@ def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> Term
         advantage_share=share,
         headroom=headroom(scores),
         saturation=saturation(scores),
+        distinct=distinct_scores(scores),
+        all_worst=(is_flat & (levels <= worst + tolerance)).double().mean().item(),
+        all_best=(is_flat & (levels >= best - tolerance)).double().mean().item(),
     )
 
 
@@ -126,21 +147,35 @@ def saturation(scores: Float32[Tensor, "P G"]) -> float:
     return (tied.double() / others).masked_fill(others < 1, math.nan).nanmean().item()
 
 
-def decoder_fractions(
-    decoded: Float32[Tensor, "P K R"], table: RewardTable
-) -> Float64[Tensor, " R"]:
-    """Variance caused by the decoder relative to the variance within a group, per term.
+def distinct_scores(scores: Float32[Tensor, "P G"]) -> float:
+    """Mean over groups of the number of distinct scores, 1..G; NaN without groups.
+
+    Neighbours within `weighting.ZERO_STD_TOLERANCE` count as equal; groups without scores are left
+    out.
+    """
+    is_missing = scores.isnan()
+    highest = scores.masked_fill(is_missing, -math.inf).amax(dim=1, keepdim=True)
+    tolerance = ZERO_STD_TOLERANCE * scores.abs().masked_fill(is_missing, 0.0).amax(dim=1)
+    # A missing score adds no distinct one.
+    steps = scores.where(~is_missing, highest).sort(dim=1).values.diff(dim=1)
+    counts = 1 + (steps > tolerance[:, None]).sum(dim=1)
+    return counts.double()[~is_missing.all(dim=1)].mean().item()
+
+
+def noise_fractions(decoded: Float32[Tensor, "P K R"], table: RewardTable) -> Float64[Tensor, " R"]:
+    """Variance of the same tokens, decoded and scored again, relative to that within a group.
 
         fraction = mean_P(var_K(decoded)) / mean_P(var_G(raw))
 
     with sample variances (divided by K - 1 and G - 1, unbiased for any K and G) and means over the
     prompts to which the term applies. It estimates a fraction but is the quotient of two estimates,
-    so it can exceed 1; it is not clipped, because that would hide how noisy it is. With one initial
-    noise per group, the advantages do not contain this variance itself; a high fraction means that
-    the noise decides by chance which image the term prefers.
+    so it can exceed 1; it is not clipped, because that would hide how noisy it is. What a term
+    adds by chance is noise of the advantages. What the decoder's noise adds is not, because a group
+    shares one; a high fraction then means that the noise decides which image the term prefers.
 
     Args:
-        decoded: Raw scores of the same tokens per prompt, decoded with K >= 2 seeds.
+        decoded: Raw scores of the same tokens per prompt, decoded with K >= 2 seeds, and scored
+            each time.
         table: Raw scores of the ordinary groups of the same prompts and terms, G >= 2.
 
     Returns:

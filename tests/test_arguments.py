@@ -17,6 +17,7 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.devices import DEVICES, Card
+from tests.studio.probe.reports import make_report, make_term
 
 COMMANDS = (
     *("init", "train", "check", "plan", "probe", "eval", "gallery", "rescore", "compare"),
@@ -95,7 +96,7 @@ def test_the_package_is_a_command(
         (["plan", "--memory", "24"], "--memory: '24' .*unit"),
         (["plan", "--device", "abacus"], "--device: 'abacus' .*rtx4090.* such as 16gb"),
         (["probe", "--noises", "1"], "--noises: '1' .* from 2 "),
-        (["probe", "--credit", "0", "2"], "--credit '2': .* 0 to 1"),
+        (["probe", "--gradient", "0", "2"], "--gradient '2': .* 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' .*.png"),
         (["gallery", "run", "--sheet", "folder.png"], "--sheet: 'folder.png' .*folder"),
         (["gallery", "run", "--sheet", "file/x.png"], "--sheet: 'file/x.png' .*folder"),
@@ -196,18 +197,18 @@ def test_options_reach_what_they_are_for(
     assert given == [expected]
 
 
-def test_probe_takes_keys_behind_the_values_of_credit(
+def test_probe_takes_keys_behind_the_values_of_gradient(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: dict[str, object] = {}
 
     def probe(config: Config, **options: object) -> WrittenProbe:
         given.update(options, steps=config.train.steps)
-        return WrittenProbe([], tmp_path / "index.html")
+        return WrittenProbe(make_report(make_term()), tmp_path / "index.html")
 
     monkeypatch.setattr("glm_grpo.commands.probe.probe_config", probe)
     sizes = ("--prompts", "3", "--noises", "5", "--output", str(tmp_path / "p"))
-    cli.main(["probe", "--config-name", "tiny", *sizes, "--credit", "0", "train.steps=3"])
+    cli.main(["probe", "--config-name", "tiny", *sizes, "--gradient", "0", "train.steps=3"])
     assert given == {
         "num_prompts": 3,
         "noises": 5,

@@ -11,19 +11,18 @@ from pathlib import Path
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource, part_of_batch
 from glm_grpo.models.quiet import quiet_libraries
-from glm_grpo.output import describe_bytes
+from glm_grpo.output import counted, describe_bytes
 from glm_grpo.plan.machine_memory import cpu_memory
-from glm_grpo.run.figures import Table
 from glm_grpo.setup.prepared_run import prepare
-from glm_grpo.studio.probe.credit import (
-    CreditProbe,
+from glm_grpo.studio.probe.figures import ProbeReport, report_probe
+from glm_grpo.studio.probe.gradient import (
+    GradientProbe,
     check_batches,
     check_memory,
     credits_compared,
     gradient_bytes,
 )
-from glm_grpo.studio.probe.figures import report_probe
-from glm_grpo.studio.probe.page import probe_tables, write_probe
+from glm_grpo.studio.probe.page import write_probe
 from glm_grpo.studio.probe.probe import sample_probe
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.models import Models
@@ -35,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenProbe:
-    """Tables of a probe for the terminal, and its page."""
+    """Figures of a probe, and the page that shows them."""
 
-    tables: list[Table]
+    report: ProbeReport
     page: Path
 
 
@@ -55,8 +54,8 @@ def probe_config(
         num_prompts: Number of training prompts to sample, in batches of the size of a step; at most
             all, and the last batch may be smaller.
         noises: Noises one sample of each prompt is decoded under besides, >= 2.
-        weights: Compare gradients with credit by image and by place, also with these values of
-            `advantage.reward_to_go`; None: compare none.
+        weights: Measure gradients with credit by image and by place, also with these values of
+            `advantage.reward_to_go`; None: measure none.
     """
     if (directory / "index.html").exists():
         logger.warning("%s holds a probe, which is replaced; --output names another", directory)
@@ -64,68 +63,58 @@ def probe_config(
     prepared = prepare(config)
     config = prepared.config
     batches = probed_batches(config, prepared.prompts.training, num_prompts)
-    needs_gradients = weights is not None and has_credit_by_place(config, batches)
-    if not needs_gradients:
+    if weights is None:
         prepared = replace(prepared, config=config.without_reference())
+    else:
+        check_batches(len(_whole(config, batches)), config.rollout.prompts_per_step)
     models = prepared.load()
     for line in prepared.check_scored(models):
         logger.warning("%s", line)
-    credit = _build_credit(config, models, batches, weights or ()) if needs_gradients else None
-    samples = sample_probe(models, batches, config, noises=noises, credit=credit)
-    found = None if credit is None else credit.report()
-    report = report_probe(samples, mode=config.reward.combine, credit=found)
-    return WrittenProbe(probe_tables(report), write_probe(report, samples, directory))
+    gradient = None if weights is None else _build_gradient(config, models, batches, weights)
+    samples = sample_probe(models, batches, config, noises=noises, gradient=gradient)
+    found = None if gradient is None else gradient.report()
+    report = report_probe(samples, config, found)
+    return WrittenProbe(report, write_probe(report, samples, directory))
 
 
 def has_credit_by_place(config: Config, batches: Sequence[PromptBatch]) -> bool:
     """Whether credit by place can differ from credit by image here."""
     if config.loss.kind == "gmpo":
-        logger.warning(
-            "--credit: nothing to compare, because credit by place is not available with "
-            "loss.kind=gmpo, which clips an image by the sign of its one advantage: keep "
-            "advantage.credit=image, or set another loss, such as loss=gspo"
-        )
+        # It clips an image by the sign of its one advantage.
         return False
     prompts = [prompt for batch in batches for prompt in batch.prompts]
-    if not any(
+    return any(
         term.has_score_map()
         and term.weight != 0
         and any(has_needs(prompt, term.needs()) for prompt in prompts)
         for term in config.reward.terms.values()
-    ):
-        logger.warning(
-            "--credit: nothing to compare, because no term with a weight (%s) says which places "
-            "earned its score, so credit by place is credit by image: keep advantage.credit=image",
-            ", ".join(name for name, weight in config.reward.weights().items() if weight),
-        )
-        return False
-    check_batches(len(_whole(config, batches)), config.rollout.prompts_per_step)
-    return True
+    )
 
 
 def _whole(config: Config, batches: Sequence[PromptBatch]) -> list[PromptBatch]:
     return [each for each in batches if len(each.prompts) == config.rollout.prompts_per_step]
 
 
-def _build_credit(
+def _build_gradient(
     config: Config, models: Models, batches: Sequence[PromptBatch], weights: Sequence[float]
-) -> CreditProbe:
-    """Build the comparison of gradients, and log what it costs."""
+) -> GradientProbe:
+    """Build what measures gradients, and log what it costs."""
     whole = _whole(config, batches)
-    weights = credits_compared(config.advantage.reward_to_go, weights)
+    by_place = has_credit_by_place(config, batches)
+    weights = credits_compared(config.advantage.reward_to_go, weights) if by_place else ()
     needed = gradient_bytes(models.policy, batches=len(whole), weights=weights)
     check_memory(needed, cpu_memory(), batches=len(whole))
     images = len(whole) * config.rollout.prompts_per_step * config.rollout.group_size
     logger.info(
-        "--credit: computes %d gradients of each of %d batches: replays %d images forwards and "
+        "--gradient: computes %s of each of %d batches: replays %d images forwards and "
         "backwards besides the rest; %s of CPU memory. After the first batch, the time left is "
         "shown",
-        1 + len(weights),
+        counted(1 + len(weights), "gradient"),
         len(whole),
         (1 + len(weights)) * images,
         describe_bytes(needed),
     )
-    return CreditProbe(models, config, weights)
+    return GradientProbe(models, config, weights)
 
 
 def probed_batches(config: Config, prompts: PromptSource, num_prompts: int) -> list[PromptBatch]:

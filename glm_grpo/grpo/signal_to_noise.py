@@ -1,4 +1,4 @@
-"""Compare how much signal and how much noise gradients have that were made in several ways.
+"""Measure how much signal and how much noise gradients have, and compare ways to make them.
 
 N batches give one gradient each, in K ways from the same experience. All that is needed are the
 inner products of these gradients, entry [a, b, i, j] that of batch i in way a with batch j in
@@ -44,6 +44,60 @@ class Signal:
     high: float
     cosine: float
     gain: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether the gradients of batches have a direction in common.
+
+    Attributes:
+        ratio: Signal-to-noise ratio of one batch, as in `Signal`. In a sum of 1 / `ratio` batches,
+            signal and noise are equally large.
+        low: Lower end of the 95 % interval of `ratio`, from the jackknife over batches.
+        high: Upper end of the interval.
+        chance: One-sided p-value: how often gradients without a common direction agree as well by
+            chance; 0..1. NaN if all gradients are 0.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    chance: float
+
+
+def measure_agreement(products: Float64[Tensor, "N N"]) -> Agreement:
+    """Test whether gradients g_i of N batches agree better than chance.
+
+    Without a common direction, the products g_i . g_j of different batches have mean 0 and are
+    uncorrelated, and in many dimensions they are nearly normal, so their mean is tested by
+    Student's t with N (N - 1) / 2 - 1 degrees of freedom. In simulations with 10 to 100 effective
+    dimensions, 5 to 7 % of tests at the level of 5 % found a direction where there was none.
+
+    Source: Chen and Qin 2010, "A two-sample test for high-dimensional data", Annals of Statistics
+    38, for one sample; signal and noise as in `compare_signals`.
+
+    Args:
+        products: Inner products of at least `FEWEST_BATCHES` batches.
+    """
+    count = len(products)
+    pairs = products[tuple(torch.triu_indices(count, count, offset=1))]
+    error = (pairs.std() / math.sqrt(len(pairs))).item()
+    score = pairs.mean().item() / error if error > 0 else math.nan
+    kept = [[other for other in range(count) if other != left] for left in range(count)]
+    ratios = torch.stack([_ratio(products[rows][:, rows]) for rows in kept])
+    half = _jackknife_half_widths(ratios[:, None]).item()
+    ratio = _ratio(products).item()
+    return Agreement(
+        ratio=ratio,
+        low=ratio - half,
+        high=ratio + half,
+        chance=float(t.sf(score, df=len(pairs) - 1)),
+    )
+
+
+def _ratio(products: Float64[Tensor, "N N"]) -> Float64[Tensor, ""]:
+    signals, noises = _signals_and_noises(products[None, None])
+    return signals[0, 0] / noises[0]
 
 
 def compare_signals(products: Float64[Tensor, "K K N N"]) -> tuple[Signal, ...]:
@@ -111,6 +165,13 @@ def _half_widths(products: Float64[Tensor, "K K N N"]) -> Float64[Tensor, " K"]:
     if count < FEWEST_BATCHES:
         return torch.full((len(products),), math.nan, dtype=torch.float64)
     kept = [[other for other in range(count) if other != left] for left in range(count)]
-    logs = torch.stack([_log_relative(products[:, :, rows][..., rows]) for rows in kept])
-    variance = (count - 1) * (logs - logs.mean(dim=0)).square().mean(dim=0)
+    return _jackknife_half_widths(
+        torch.stack([_log_relative(products[:, :, rows][..., rows]) for rows in kept])
+    )
+
+
+def _jackknife_half_widths(left_out: Float64[Tensor, "N K"]) -> Float64[Tensor, " K"]:
+    """Half the intervals of K estimates, from those that leave out one batch each."""
+    count = len(left_out)
+    variance = (count - 1) * (left_out - left_out.mean(dim=0)).square().mean(dim=0)
     return variance.sqrt() * float(t.ppf((1 + _CONFIDENCE) / 2, df=count - 1))

@@ -104,14 +104,17 @@ def test_an_edit_run_stores_its_sources_and_compare_and_probe_show_them(
     config = read_config(folder)
     batch = build_batch(config, prepare(config).prompts.training, 1)
     samples = sample_probe(models, [batch], config, noises=2)
-    report = report_probe(samples, mode="weighted_sum")
+    report = report_probe(samples, config)
     sources = torch.stack([prompt.sources[0] for prompt in batch.prompts])
     table = models.scorer.score(batch.prompts, sources[:, None])
     assert report.copy_total == pytest.approx(combine(table, mode="weighted_sum").mean().item())
     assert [term.copied_source for term in report.terms] == pytest.approx(
         table.raw.mean(dim=(0, 1)).tolist(), nan_ok=True
     )
-    assert math.isnan(report_probe(samples, mode="normalize_then_sum").copy_total)
+    reward = config.reward.model_copy(update={"combine": "normalize_then_sum"})
+    relative = report_probe(samples, config.model_copy(update={"reward": reward}))
+    assert math.isnan(relative.copy_total)
+    assert math.isnan(relative.total_noise_fraction)
     page = write_probe(report, samples, tmp_path / "probe").read_text()
     assert 'alt="source: ' in page
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_grpo.grpo.signal_to_noise import compare_signals
+from glm_grpo.grpo.signal_to_noise import compare_signals, measure_agreement
 
 
 def products_of(*ways: list[list[float]]) -> Tensor:
@@ -76,3 +76,33 @@ def test_what_has_no_signal_is_not_compared(others: list[list[float]], ratio: fl
     assert second.ratio == pytest.approx(ratio, nan_ok=True)
     found = [second.relative, second.low, second.high, second.cosine, second.gain]
     assert found == pytest.approx([math.nan] * 5, nan_ok=True)
+
+
+def test_agreement_is_tested_by_the_products_of_different_batches() -> None:
+    gradients = torch.tensor(FIRST, dtype=torch.float64)
+    found = measure_agreement(gradients @ gradients.T)
+    assert found.ratio == pytest.approx(7 / 4)
+    # Products 3, 2, 2: mean 7/3, std 0.577, of three t = 7, by tables p = 0.0099 one-sided.
+    assert found.chance == pytest.approx(0.0099, abs=1e-4)
+    # Ratios without one batch 2 / 1, 2 / 1 and 3 / 2.
+    half = 4.302653 * math.sqrt(2 * statistics.pvariance([2.0, 2.0, 1.5]))
+    assert (found.low, found.high) == pytest.approx((7 / 4 - half, 7 / 4 + half))
+
+
+def test_agreement_of_gradients_that_are_zero_is_undefined() -> None:
+    found = measure_agreement(torch.zeros(4, 4, dtype=torch.float64))
+    assert all(math.isnan(value) for value in vars(found).values())
+
+
+@pytest.mark.parametrize("dimensions", [10, 100])
+def test_chance_finds_a_direction_about_as_often_as_its_level_says(dimensions: int) -> None:
+    generator = torch.Generator().manual_seed(dimensions)
+    gradients = torch.randn(400, 8, dimensions, dtype=torch.float64, generator=generator)
+    chances = [measure_agreement(each @ each.T).chance for each in gradients]
+    # 20 are expected at the level, with a standard deviation of 4.4.
+    assert 6 < sum(chance < 0.05 for chance in chances) < 42
+    # A mean as long as the noise of 100 dimensions is long: SNR 0.1 and more.
+    shared = torch.randn(dimensions, dtype=torch.float64, generator=generator)
+    moved = gradients + 0.6 * shared
+    found = [measure_agreement(each @ each.T).chance < 0.05 for each in moved]
+    assert sum(found) > 390

@@ -10,8 +10,9 @@ from torch import Tensor
 from rewards.audit import (
     audit_table,
     correlations,
-    decoder_fractions,
+    distinct_scores,
     headroom,
+    noise_fractions,
     saturation,
 )
 from rewards.types import RewardTable
@@ -82,7 +83,7 @@ def test_audit_is_undefined_for_a_term_that_applies_nowhere() -> None:
 def test_audit_has_the_headroom_of_the_total() -> None:
     # Totals 1, 3: best 3, mean 2. Each term alone: 3 - 1.5 and 1 - 0.5.
     audit = audit_table(make_table(by_term([[0.0, 3.0], [1.0, 0.0]])), mode="weighted_sum")
-    assert audit.headroom == 1.0
+    assert audit.total.headroom == 1.0
     assert [term.headroom for term in audit.terms] == [1.5, 0.5]
 
 
@@ -131,22 +132,22 @@ def test_saturation_counts_the_other_images_that_are_as_good_as_the_best() -> No
     assert math.isnan(saturation(torch.tensor([[1.0]])))
 
 
-def test_decoder_fraction_is_the_quotient_of_mean_sample_variances() -> None:
+def test_noise_fraction_is_the_quotient_of_mean_sample_variances() -> None:
     # Decoded 0, 2 and 0, 0: sample variances 2 and 0, mean 1. Groups 0, 3, 6 and 1, 1, 1: 9 and
     # 0, mean 4.5.
     table = make_table(by_term([[0.0, 3.0, 6.0]], [[1.0, 1.0, 1.0]]))
     decoded = torch.tensor(by_term([[0.0, 2.0]], [[0.0, 0.0]]))
-    assert_equal(decoder_fractions(decoded, table), [1 / 4.5])
+    assert_equal(noise_fractions(decoded, table), [1 / 4.5])
 
 
-def test_decoder_fraction_is_over_applicable_prompts_and_not_clipped() -> None:
+def test_noise_fraction_is_over_applicable_prompts_and_not_clipped() -> None:
     # First term, prompt 0 alone: 2 / 0.5. Second: (2 + 2) / (0.5 + 0.5). Third: equal but for
     # rounding.
     near = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     group = [[0.0, 1.0], [0.0, 1.0], [0.3, near]]
     table = make_table(by_term(group, [[NAN, 1.0], *group[1:]]), [[True] * 3, [False, True, True]])
     decoded = torch.tensor(by_term([[0.0, 2.0]] * 3, [[0.0, NAN], [0.0, 2.0], [0.0, 2.0]]))
-    assert_equal(decoder_fractions(decoded, table), [4.0, 4.0, NAN])
+    assert_equal(noise_fractions(decoded, table), [4.0, 4.0, NAN])
 
 
 def test_audit_is_that_of_the_images_that_were_not_refused() -> None:
@@ -161,5 +162,20 @@ def test_audit_is_that_of_the_images_that_were_not_refused() -> None:
     )
     assert found.terms[1].advantage_share == pytest.approx(expected.terms[1].advantage_share)
     assert found.terms[1].mean == pytest.approx(table.raw[:, :, 1].mean().item())
-    assert found.headroom == pytest.approx(expected.headroom)
+    assert found.total.headroom == pytest.approx(expected.total.headroom)
     assert_equal(found.correlations, expected.correlations.tolist())
+
+
+def test_distinct_scores_are_counted_in_each_group() -> None:
+    # Two levels but for rounding, three, one beside a refused image; no image of the last was
+    # scored.
+    near = torch.nextafter(torch.tensor(0.9), torch.tensor(0.0)).item()
+    scores = [[0.9, near, 0.1], [0.1, 0.2, 0.3], [0.5, 0.5, NAN], [NAN, NAN, NAN]]
+    assert distinct_scores(torch.tensor(scores)) == 2.0
+
+
+def test_audit_tells_groups_with_only_the_worst_from_those_with_only_the_best_score() -> None:
+    groups = [[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.5, 0.5]]
+    term = audit_table(make_table(by_term(*([group] for group in groups))), mode="weighted_sum")
+    first = term.terms[0]
+    assert (first.zero_std_fraction, first.all_worst, first.all_best) == (0.8, 0.2, 0.4)

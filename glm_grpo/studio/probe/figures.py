@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from glm_grpo.studio.probe.credit import ProbedCredit
+from glm_grpo.config import Config
+from glm_grpo.studio.probe.gradient import ProbedGradient
 from glm_grpo.studio.probe.probe import FullDecode, ProbeSamples
+from glm_grpo.studio.probe.verdict import ProbedRun, Verdict, judge_gradient, judge_scores
 from glm_grpo.training.monitors.recheck import compare_ranks
-from rewards.audit import RewardAudit, TermAudit, audit_table, decoder_fractions
+from rewards.audit import RewardAudit, TermAudit, audit_table, noise_fractions
 from rewards.types import RewardTable
 from rewards.weighting import Mode, combine
 
@@ -30,7 +32,9 @@ class ProbedTerm:
         room: Mean, over the prompts with a target, of that score less the mean of the prompt's
             samples; NaN without targets.
         copied_source: Mean score of the unchanged first source image; NaN without sources.
-        decoder_fraction: See `rewards.audit.decoder_fractions`.
+        noise_fraction: See `rewards.audit.noise_fractions`.
+        verdict: Whether it can move the model; None if it applies to no prompt, or has a negative
+            weight.
     """
 
     audit: TermAudit
@@ -40,7 +44,8 @@ class ProbedTerm:
     reconstruction: float
     room: float
     copied_source: float
-    decoder_fraction: float
+    noise_fraction: float
+    verdict: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,11 @@ class ProbeReport:
         mean_total: Mean over all samples; NaN where totals are relative to a group.
         copy_total: Mean total of the unchanged first source images; NaN without sources, and
             where totals are relative to a group.
+        total_noise_fraction: See `rewards.audit.noise_fractions`; NaN where totals are relative to
+            a group.
+        verdict: Whether the whole reward can move the model.
         decode: None where rollouts are decoded in full.
-        credit: None where gradients were not compared.
+        gradient: None where it was not measured.
     """
 
     terms: tuple[ProbedTerm, ...]
@@ -86,8 +94,10 @@ class ProbeReport:
     group_size: int
     mean_total: float
     copy_total: float
+    total_noise_fraction: float
+    verdict: Verdict | None
     decode: ProbedDecode | None
-    credit: ProbedCredit | None
+    gradient: ProbedGradient | None
 
     def names(self) -> tuple[str, ...]:
         """Names of the terms."""
@@ -95,15 +105,33 @@ class ProbeReport:
 
 
 def report_probe(
-    samples: ProbeSamples, *, mode: Mode, credit: ProbedCredit | None = None
+    samples: ProbeSamples, config: Config, gradient: ProbedGradient | None = None
 ) -> ProbeReport:
     """Turn samples into figures.
 
     Args:
-        credit: Comparison of credit by image and by place, if there is one.
+        config: Combination of terms and sizes of the run are used.
+        gradient: Gradients of the batches, if they were measured.
     """
-    table = samples.scores
+    table, mode = samples.scores, config.reward.combine
     audit = audit_table(table, mode=mode)
+    run = ProbedRun(
+        prompts=len(samples.prompts),
+        noises=samples.redrawn.shape[1],
+        group_size=samples.totals.shape[1],
+        prompts_per_step=config.rollout.prompts_per_step,
+        steps=config.train.steps,
+    )
+    noise = noise_fractions(samples.redrawn, table).tolist()
+    # A score that lowers the total has its best images at the other end.
+    verdicts = [
+        None if weight < 0 else judge_scores(term, fraction, run)
+        for term, fraction, weight in zip(audit.terms, noise, table.weights.tolist(), strict=True)
+    ]
+    total_noise = _total_noise_fraction(samples, mode=mode)
+    verdict = judge_scores(audit.total, total_noise, run)
+    if gradient is not None:
+        verdict = judge_gradient(audit.total, gradient.agreement, run)
     terms = zip(
         audit.terms,
         table.weights.tolist(),
@@ -112,7 +140,8 @@ def report_probe(
         samples.reconstruction.nanmean(dim=0).tolist(),
         (samples.reconstruction - table.raw.nanmean(dim=1)).nanmean(dim=0).tolist(),
         samples.copies.nanmean(dim=0).tolist(),
-        decoder_fractions(samples.redrawn, table).tolist(),
+        noise,
+        verdicts,
         strict=True,
     )
     copy_total = math.nan
@@ -122,13 +151,30 @@ def report_probe(
     return ProbeReport(
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
-        prompts=len(samples.prompts),
-        group_size=samples.totals.shape[1],
+        prompts=run.prompts,
+        group_size=run.group_size,
         mean_total=samples.totals.nanmean().item() if mode == "weighted_sum" else math.nan,
         copy_total=copy_total,
         decode=None if samples.full is None else report_decode(samples.full, table, mode=mode),
-        credit=credit,
+        total_noise_fraction=total_noise,
+        verdict=verdict,
+        gradient=gradient,
     )
+
+
+def _total_noise_fraction(samples: ProbeSamples, *, mode: Mode) -> float:
+    """Of the total; NaN where totals are relative to a group."""
+    if mode != "weighted_sum":
+        return math.nan
+    redrawn = combine(replace(samples.scores, raw=samples.redrawn), mode=mode)
+    totals = RewardTable(
+        names=("total",),
+        raw=samples.totals[..., None],
+        is_applicable=torch.ones(len(samples.totals), 1, dtype=torch.bool),
+        weights=torch.ones(1),
+        std_floors=torch.ones(1),
+    )
+    return noise_fractions(redrawn[..., None], totals).item()
 
 
 def report_decode(full: FullDecode, cheap: RewardTable, *, mode: Mode) -> ProbedDecode:

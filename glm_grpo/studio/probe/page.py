@@ -15,8 +15,8 @@ from glm_grpo.output import counted
 from glm_grpo.run.figures import NO_VALUE, Table
 from glm_grpo.run.folder import write_atomically
 from glm_grpo.studio.gallery.report import SMALL_WIDTH, PromptTiles, Report, Tile, write_report
-from glm_grpo.studio.probe.credit import ProbedCredit
 from glm_grpo.studio.probe.figures import ProbedDecode, ProbedTerm, ProbeReport
+from glm_grpo.studio.probe.gradient import ProbedGradient
 from glm_grpo.studio.probe.probe import ProbeSamples
 from rewards.images import to_pil
 
@@ -28,7 +28,12 @@ _ROUNDING = 1e-12
 def probe_tables(report: ProbeReport) -> list[Table]:
     """Tables of each term, and of pairs of terms if there are several."""
     names = report.names()
-    tables = [_drive_table(report), _gain_table(report)]
+    tables = [
+        _verdict_table(report),
+        _groups_table(report),
+        _drive_table(report),
+        _gain_table(report),
+    ]
     if len(names) > 1:
         correlations = zip(names, report.audit.correlations.tolist(), strict=True)
         tables.append(
@@ -41,9 +46,46 @@ def probe_tables(report: ProbeReport) -> list[Table]:
         )
     if report.decode is not None:
         tables.append(_decode_table(report.decode, names))
-    if report.credit is not None:
-        tables.append(_credit_table(report.credit, report.group_size))
+    if report.gradient is not None:
+        tables.append(_gradient_table(report.gradient, report.group_size))
     return tables
+
+
+def _verdict_table(report: ProbeReport) -> Table:
+    verdicts = [(term.audit.name, term.verdict) for term in report.terms]
+    if len(verdicts) > 1 or report.gradient is not None:
+        # Otherwise the total is the one term, judged by the same scores.
+        verdicts.append(("total", report.verdict))
+    return Table(
+        "can it move the model?",
+        ("term", "verdict", "because", "what to change"),
+        tuple(
+            (name, *(NO_VALUE,) * 3)
+            if verdict is None
+            else (name, verdict.short(), verdict.ground, verdict.remedy or NO_VALUE)
+            for name, verdict in verdicts
+        ),
+        "" if report.gradient is not None else "--gradient measures whether batches agree",
+        is_text=True,
+    )
+
+
+def _groups_table(report: ProbeReport) -> Table:
+    audits = [*(term.audit for term in report.terms), report.audit.total]
+    return Table(
+        "what differs inside groups",
+        ("term", "distinct\nscores", "zero-std\ngroups", "all\nworst", "all\nbest"),
+        tuple(
+            (
+                *(audit.name, _show(audit.distinct)),
+                *map(_show_share, (audit.zero_std_fraction, audit.all_worst, audit.all_best)),
+            )
+            for audit in audits
+        ),
+        "distinct scores: in a group, on average; zero-std groups: fraction whose images all score "
+        "the same; all worst, all best: fraction whose images all have the lowest or the highest "
+        "score",
+    )
 
 
 def _drive_table(report: ProbeReport) -> Table:
@@ -52,15 +94,18 @@ def _drive_table(report: ProbeReport) -> Table:
         "samples each",
         (
             *("term", "weight", "share", "equal\nweight"),
-            *("mean", "std", "std\ninside\ngroups", "zero-std\ngroups"),
+            *("mean", "std", "std\ninside\ngroups"),
         ),
         (
             *map(_drive_row, report.terms),
-            ("total", *(NO_VALUE,) * 3, _show(report.mean_total), *(NO_VALUE,) * 3),
+            (
+                *("total", *(NO_VALUE,) * 3),
+                *map(_show, (report.mean_total, report.audit.total.std)),
+                _show(report.audit.total.std_within),
+            ),
         ),
         "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled to "
-        "the sum of the weights, so that all terms have the same influence; zero-std groups: "
-        "fraction whose images all score the same",
+        "the sum of the weights, so that all terms have the same influence",
     )
 
 
@@ -69,19 +114,22 @@ def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
     return (
         *(audit.name, f"{term.weight:g}", _show_share(audit.advantage_share)),
         *map(_show, (term.equal_weight, audit.mean, audit.std, audit.std_within)),
-        _show_share(audit.zero_std_fraction),
     )
 
 
 def _gain_table(report: ProbeReport) -> Table:
+    total = report.audit.total
     copied = [term.copied_source for term in report.terms] + [report.copy_total]
     rows = [
         *map(_gain_row, report.terms),
-        ("total", _show(report.audit.headroom), *(NO_VALUE,) * 5),
+        (
+            *("total", _show(total.headroom), *(NO_VALUE,) * 3),
+            *map(_show_share, (total.saturation, report.total_noise_fraction)),
+        ),
     ]
     columns = [
         *("term", "headroom", "targets", "own\ntokens", "room"),
-        *("tied\nat best", "decoder's\npart"),
+        *("tied\nat best", "noise's\npart"),
     ]
     # Only edits have sources.
     if not all(map(math.isnan, copied)):
@@ -92,8 +140,8 @@ def _gain_table(report: ProbeReport) -> Table:
         tuple(columns),
         tuple(rows),
         f"headroom: best of {report.group_size} minus mean; own tokens: score of the targets' "
-        "decoded tokens; room: that minus mean; decoder's part: variance under other noises, "
-        "relative to that inside groups",
+        "decoded tokens; room: that minus mean; noise's part: variance of the same tokens, "
+        "decoded and scored again, relative to that inside groups",
     )
 
 
@@ -102,7 +150,7 @@ def _gain_row(term: ProbedTerm) -> tuple[str, ...]:
     scores = (audit.headroom, term.target, term.reconstruction, term.room)
     return (
         *(audit.name, *map(_show, scores)),
-        *map(_show_share, (audit.saturation, term.decoder_fraction)),
+        *map(_show_share, (audit.saturation, term.noise_fraction)),
     )
 
 
@@ -126,20 +174,28 @@ def _decode_table(decode: ProbedDecode, names: tuple[str, ...]) -> Table:
     )
 
 
-def _credit_table(credit: ProbedCredit, group_size: int) -> Table:
+def _gradient_table(gradient: ProbedGradient, group_size: int) -> Table:
     by_place = [
         _credit_row(f"by place, reward_to_go {weight:g}", signal)
-        for weight, signal in credit.by_place.items()
+        for weight, signal in gradient.by_place.items()
     ]
+    size = f"{gradient.batches} batches of {gradient.prompts * group_size} images"
+    signal = "SNR: size of the mean gradient, squared, relative to its variance from batch to batch"
+    if not by_place:
+        return Table(
+            f"gradient: {size}",
+            ("credit", "SNR"),
+            (("by image", _show(gradient.by_image.ratio)),),
+            f"{signal}; no term with a weight says which places earned its score, so credit by "
+            "place would be the same",
+        )
     return Table(
-        f"gradient by image or by place: {credit.batches} batches of "
-        f"{credit.prompts * group_size} images",
+        f"gradient by image or by place: {size}",
         ("credit", "SNR", "SNR,\nrelative", "95 %\ninterval", "cosine", "gain"),
-        (_credit_row("by image", credit.by_image), *by_place),
-        "SNR: size of the mean gradient, squared, relative to its variance from batch to batch; "
-        "cosine: with the mean gradient by image; gain: in the total by a step of equal length, "
-        "relative to by image; a dash: the batches are too few or too noisy. "
-        f"Verdict: {credit.verdict()}",
+        (_credit_row("by image", gradient.by_image), *by_place),
+        f"{signal}; cosine: with the mean gradient by image; gain: in the total by a step of equal "
+        "length, relative to by image; a dash: the batches are too few or too noisy. "
+        f"Verdict: {gradient.verdict()}",
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import part_of_batch, prompts_at
 from glm_grpo.seeds import derive_seed
-from glm_grpo.studio.probe.credit import CreditProbe, with_advantage
+from glm_grpo.studio.probe.gradient import GradientProbe, with_advantage
 from glm_grpo.training.collate import join_tables
 from glm_grpo.training.collect import collect
 from glm_grpo.training.generate import decode_and_score
@@ -108,7 +108,8 @@ class ProbeSamples:
         images: G samples per prompt.
         scores: Their raw scores.
         totals: Under the weights of the config.
-        redrawn: Raw scores of the first sample's tokens, decoded under K other noises.
+        redrawn: Raw scores of the first sample's tokens, decoded under K other noises (a decoder
+            of one pass has none) and scored each time.
         target: Raw scores of the target image itself; NaN where a prompt has no target, or a term
             does not apply or refused it.
         reconstruction: Raw scores of the decoded tokens of the target image; NaN likewise.
@@ -136,29 +137,29 @@ def sample_probe(
     config: Config,
     *,
     noises: int,
-    credit: CreditProbe | None = None,
+    gradient: GradientProbe | None = None,
 ) -> ProbeSamples:
     """Sample, decode and score, without training. Ctrl-C returns the batches that are done.
 
     Args:
         noises: K, number of other noises for the first sample of each prompt, >= 2.
-        credit: Gets the experience of every whole batch; credit is then by place.
+        gradient: Gets the experience of every whole batch, with the credit that it needs.
 
     Raises:
         NonFiniteError: A gradient is not finite.
         MemoryLimitError: Memory ran out; names phase, size and remedy.
     """
-    if credit is None:
+    if gradient is None:
         # Only a gradient needs the reference.
         config = with_advantage(config.without_reference(), credit="image")
     else:
-        config = with_advantage(config, credit="place")
+        config = with_advantage(config, credit=gradient.credit)
     whole = len(batches[0].prompts)
     parts: list[ProbeSamples] = []
     total, started = sum(len(batch.prompts) for batch in batches), time.monotonic()
     try:
         for batch in batches:
-            of_gradient = credit if len(batch.prompts) == whole else None
+            of_gradient = gradient if len(batch.prompts) == whole else None
             parts.append(_probe_batch(models, batch, config, noises, of_gradient))
             done = sum(len(part.prompts) for part in parts)
             left = (time.monotonic() - started) * (total - done) / done
@@ -193,11 +194,11 @@ def _probe_batch(
     batch: PromptBatch,
     config: Config,
     noises: int,
-    credit: CreditProbe | None,
+    gradient: GradientProbe | None,
 ) -> ProbeSamples:
     experience = collect(models, batch, config, clock=PhaseClock())
-    if credit is not None:
-        credit.add(experience)
+    if gradient is not None:
+        gradient.add(experience)
     batch = experience.prompts
     # Only gradients need to know what places earned.
     table = experience.scores.without_places()
@@ -207,14 +208,11 @@ def _probe_batch(
         full = decode_in_full(models, batch, token_ids, steps=steps, cheap_steps=cheap_steps)
     models = models.with_decode_steps(cheap_steps)
     single = replace(batch, group_size=1)
-    if steps is None:
-        # A decoder of one pass has no noise.
-        redrawn = [table.raw[:, :1]] * noises
-    else:
-        redrawn = [
-            decode_and_score(models, _under_noise(single, number), token_ids[:, :1])[1].raw
-            for number in range(noises)
-        ]
+    # A decoder of one pass has no noise, but a term may have.
+    redrawn = [
+        decode_and_score(models, _under_noise(single, number), token_ids[:, :1])[1].raw
+        for number in range(noises)
+    ]
     target, reconstruction, reconstructed_pixels = _decode_targets(models, single, len(table.names))
     return ProbeSamples(
         prompts=batch.prompts,

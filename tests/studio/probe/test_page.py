@@ -21,8 +21,8 @@ from rewards.types import Prompt, RewardTable
 from tests.studio.probe.reports import (
     NAN,
     UNDEFINED,
-    make_credit,
     make_decode,
+    make_gradient,
     make_report,
     make_term,
     with_other,
@@ -72,7 +72,7 @@ def rows_of(report: ProbeReport, first: str) -> list[list[str]]:
 PSNR: dict[str, Any] = {
     **{"name": "psnr", "weight": 0.1, "advantage_share": 0.875, "mean": 23.46, "std": 4.0},
     **{"std_within": 2.0, "zero_std_fraction": 0.25, "headroom": 2.5, "reconstruction": 30.0},
-    **{"room": 6.54, "saturation": 0.25, "decoder_fraction": 1.25, "equal_weight": 0.00325},
+    **{"room": 6.54, "saturation": 0.25, "noise_fraction": 1.25, "equal_weight": 0.00325},
 }
 
 
@@ -80,26 +80,49 @@ def test_tables_show_every_figure_of_a_term() -> None:
     lpips = {"weight": 0.4, "advantage_share": 0.125, "mean": 0.3125, "std": 0.0625}
     report = make_report(make_term(**lpips, std_within=0.03125), make_term(**PSNR))
     # Shares and fractions with three decimals, scores with three digits that count.
-    assert rows_of(report, "lpips")[:2] == [
-        ["lpips", "0.4", "0.125", "0.500", "0.312", "0.0625", "0.0312", "0.000"],
+    assert rows_of(report, "lpips")[1:4] == [
+        ["lpips", "7.50", "0.000", "0.000", "0.000"],
+        ["lpips", "0.4", "0.125", "0.500", "0.312", "0.0625", "0.0312"],
         ["lpips", "0.250", "1.00", "1.00", "0.500", "0.000", "0.125"],
     ]
-    assert rows_of(report, "psnr")[:2] == [
-        ["psnr", "0.1", "0.875", "0.00325", "23.5", "4.00", "2.00", "0.250"],
+    assert rows_of(report, "psnr")[1:4] == [
+        ["psnr", "7.50", "0.250", "0.000", "0.000"],
+        ["psnr", "0.1", "0.875", "0.00325", "23.5", "4.00", "2.00"],
         ["psnr", "2.50", "1.00", "30.0", "6.54", "0.250", "1.250"],
     ]
     assert rows_of(report, "total") == [
-        ["total", *"---", "0.625", *"---"],
-        ["total", "0.188", *"-----"],
+        ["total", "slowly: weak gradient", "it is weak", "train for longer"],
+        ["total", "7.50", "0.000", "0.000", "0.000"],
+        ["total", *"---", "0.625", "0.375", "0.125"],
+        ["total", "0.188", *"---", "0.250", "0.500"],
     ]
+
+
+def test_first_table_tells_the_ground_and_the_remedy_of_each_verdict() -> None:
+    table = probe_tables(with_other())[0]
+    assert table.rows == (
+        ("lpips", "can move it", "it is healthy", "-"),
+        ("ocr", "can move it", "it is healthy", "-"),
+        ("total", "slowly: weak gradient", "it is weak", "train for longer"),
+    )
+    assert "--gradient" in table.note
+    # What has been measured is not recommended.
+    measured = replace(with_other(), gradient=make_gradient())
+    assert "--gradient" not in probe_tables(measured)[0].note
+
+
+def test_a_single_term_is_not_judged_twice_unless_its_gradient_is_measured() -> None:
+    report = make_report(make_term())
+    assert len(probe_tables(report)[0].rows) == 1
+    assert len(probe_tables(replace(report, gradient=make_gradient()))[0].rows) == 2
 
 
 def test_tables_show_what_copies_of_the_source_would_score_where_there_are_sources() -> None:
     report = replace(with_other(copied_source=0.75), copy_total=0.875)
-    lasts = [rows_of(report, name)[1][-1] for name in ("lpips", "ocr", "total")]
+    lasts = [rows_of(report, name)[3][-1] for name in ("lpips", "ocr", "total")]
     assert lasts == ["0.750", "-", "0.875"]
-    assert probe_tables(report)[1].columns[-1] == "copied\nsource"
-    assert "copied\nsource" not in probe_tables(with_other())[1].columns
+    assert probe_tables(report)[3].columns[-1] == "copied\nsource"
+    assert "copied\nsource" not in probe_tables(with_other())[3].columns
 
 
 def test_tables_show_a_dash_for_what_has_no_value() -> None:
@@ -108,8 +131,10 @@ def test_tables_show_a_dash_for_what_has_no_value() -> None:
         make_term(name="ocr", advantage_share=1.0),
         correlations=torch.tensor([[NAN, NAN], [NAN, 1.0]], dtype=torch.float64),
     )
-    assert rows_of(report, "lpips")[:3] == [
-        ["lpips", "0.5", "0.000", *"-----"],
+    assert rows_of(report, "lpips")[:5] == [
+        ["lpips", *"---"],
+        ["lpips", *"----"],
+        ["lpips", "0.5", "0.000", *"----"],
         ["lpips", *"------"],
         ["lpips", "-", "-"],
     ]
@@ -123,7 +148,7 @@ def test_tables_show_how_cheap_rollouts_rank_and_what_they_save() -> None:
 
 
 def test_tables_show_the_signal_to_noise_ratio_of_each_kind_of_credit() -> None:
-    report = replace(with_other(), credit=make_credit())
+    report = replace(with_other(), gradient=make_gradient())
     assert rows_of(report, "by image") == [["by image", "0.0876", "1.00", "-", "1.00", "1.00"]]
     assert rows_of(report, "by place, reward_to_go 0.25") == [
         ["by place, reward_to_go 0.25", "0.254", "2.90", "1.90 to 3.90", "0.91", "1.46"]
@@ -132,6 +157,12 @@ def test_tables_show_the_signal_to_noise_ratio_of_each_kind_of_credit() -> None:
     assert rows_of(report, name) == [[name, "-0.0100", *"----"]]
     title = "gradient by image or by place: 8 batches of 32 images"
     assert title in [table.title for table in probe_tables(report)]
+
+
+def test_tables_show_the_gradient_alone_where_no_score_has_places() -> None:
+    report = replace(with_other(), gradient=replace(make_gradient(), by_place={}))
+    assert rows_of(report, "by image") == [["by image", "0.0876"]]
+    assert "gradient: 8 batches of 32 images" in [table.title for table in probe_tables(report)]
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +215,8 @@ def test_page_shows_what_users_wrote_as_text(path: Path, page: Any) -> None:
     assert page.all("script") == []
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on")]
-    # A row of each of three tables, a column of the last, and a prompt.
-    assert page.texts.count(HOSTILE) == 5
+    # A row of each of five tables, a column of the last, and a prompt.
+    assert page.texts.count(HOSTILE) == 7
     assert page.alternatives()["prompt-2-4.png"] == f"worst of 3: total 0.250: {HOSTILE}"
     assert not re.search(r"https?:|//\w|@import|url\(|<script|<iframe", path.read_text())
     assert page.linked() == {file.name for file in path.parent.glob("*.png")}

@@ -12,8 +12,8 @@ from glm_grpo.commands.probe import probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.setup.prepared_run import prepare
-from glm_grpo.studio.probe.credit import CreditProbe
 from glm_grpo.studio.probe.figures import equal_weights, report_decode, report_probe
+from glm_grpo.studio.probe.gradient import GradientProbe
 from glm_grpo.studio.probe.probe import FullDecode, join_decodes, sample_probe
 from glm_grpo.training.batches import build_batch
 from glm_grpo.types import Experience
@@ -65,8 +65,10 @@ def test_draw_probe_scores_samples_noises_and_reconstruction(samples):
     assert samples.reconstructed_pixels.shape == (PROMPTS, 3, 128, 128)
 
 
-class Recorder(CreditProbe):
+class Recorder(GradientProbe):
     """Keeps the experiences that it is given."""
+
+    credit = "place"
 
     def __init__(self) -> None:
         self.given: list[Experience] = []
@@ -77,13 +79,13 @@ class Recorder(CreditProbe):
 
 def test_gradients_are_computed_of_the_samples_of_whole_batches(probed, samples):
     models, batch, config = probed
-    credit = Recorder()
+    gradient = Recorder()
     batches = [batch, part_of_batch(batch, range(1))]
 
-    found = sample_probe(models, batches, config, noises=NOISES, credit=credit)
+    found = sample_probe(models, batches, config, noises=NOISES, gradient=gradient)
 
     assert len(found.prompts) == PROMPTS + 1
-    (experience,) = credit.given
+    (experience,) = gradient.given
     assert torch.equal(experience.scores.raw, samples.scores.raw)
     assert {*experience.scores.score_map} == {"ssim", "psnr"}
     assert experience.place_credit is not None
@@ -158,7 +160,7 @@ def test_draw_probe_decodes_cheap_rollouts_once_more_in_full(probed, samples):
     for name in ("redrawn", "reconstruction"):
         difference = (getattr(cheap, name) - getattr(samples, name))[..., 0].abs()
         assert 0 < difference.nan_to_num().max() < 0.1
-    report = report_probe(cheap, mode="weighted_sum")
+    report = report_probe(cheap, config)
     assert len(report.decode.rank_correlations) == len(samples.scores.names)
     assert min(report.decode.images_per_second, report.decode.full_images_per_second) > 0
 

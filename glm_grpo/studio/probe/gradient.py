@@ -1,4 +1,4 @@
-"""Compare credit by image with credit by place, by the gradients that both give."""
+"""Measure the gradient of a reward: whether batches agree, with credit by image and by place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float32, Float64
@@ -17,7 +17,13 @@ from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError, NonFiniteError
 from glm_grpo.grpo.loss_scale import LossScale
 from glm_grpo.grpo.policy import PolicyForUpdate
-from glm_grpo.grpo.signal_to_noise import FEWEST_BATCHES, Signal, compare_signals
+from glm_grpo.grpo.signal_to_noise import (
+    FEWEST_BATCHES,
+    Agreement,
+    Signal,
+    compare_signals,
+    measure_agreement,
+)
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.output import describe_bytes
 from glm_grpo.training.collect import with_advantages
@@ -39,17 +45,20 @@ Gradient: TypeAlias = list[Float32[Tensor, "..."]]
 
 
 @dataclass(frozen=True)
-class ProbedCredit:
+class ProbedGradient:
     """Signal-to-noise ratios of gradients, with credit by image and by place.
 
     Attributes:
+        agreement: Agreement of the gradients that the config trains with.
         by_image: Credit by image.
-        by_place: Credit by place, by the value of `advantage.reward_to_go`, in ascending order.
+        by_place: Credit by place, by the value of `advantage.reward_to_go`, in ascending order;
+            empty if it is credit by image, because no score has places.
         batches: Number of batches, N.
         prompts: Prompts per batch.
         has_learned: Whether the policy was trained by another run before.
     """
 
+    agreement: Agreement
     by_image: Signal
     by_place: dict[float, Signal]
     batches: int
@@ -109,8 +118,8 @@ def check_batches(batches: int, prompts_per_step: int) -> None:
     """Refuse fewer batches than an interval needs."""
     if batches < FEWEST_BATCHES:
         raise ConfigError(
-            f"--credit compares the gradients of whole batches, and the prompts make {batches} of "
-            f"rollout.prompts_per_step = {prompts_per_step}: an interval needs at least "
+            f"--gradient compares the gradients of whole batches, and the prompts make {batches} "
+            f"of rollout.prompts_per_step = {prompts_per_step}: an interval needs at least "
             f"{FEWEST_BATCHES}, and more make it narrower; set --prompts "
             f"{FEWEST_BATCHES * prompts_per_step} or more (with fewer prompts in the file, lower "
             "rollout.prompts_per_step)"
@@ -131,9 +140,9 @@ def check_memory(needed: int, free: int | None, *, batches: int) -> None:
     fewer = math.floor(batches * _MOST_MEMORY * free / needed)
     if fewer >= FEWEST_BATCHES:
         remedies.append(f"lower --prompts to {fewer} x rollout.prompts_per_step")
-    remedies.append("train an adapter (model.adapter), or leave out --credit")
+    remedies.append("train an adapter (model.adapter), or leave out --gradient")
     raise ConfigError(
-        f"--credit keeps the gradients of {batches} batches in CPU memory, which takes "
+        f"--gradient keeps the gradients of {batches} batches in CPU memory, which takes "
         f"{describe_bytes(needed)}: it must not be more than half of the "
         f"{describe_bytes(free)} that are free; {', '.join(remedies)}"
     )
@@ -144,15 +153,16 @@ def with_advantage(config: Config, **changes: Any) -> Config:
     return config.model_copy(update={"advantage": config.advantage.model_copy(update=changes)})
 
 
-class CreditProbe:
-    """Compares gradients with credit by image and by place, from the same experience.
+class GradientProbe:
+    """Measures gradients with credit by image and by place, from the same experience.
 
     All gradients are kept in CPU memory, because every pair of batches is compared.
 
     Args:
         models: Policy that samples and is replayed.
         config: Settings of the run; the credit is replaced by each that is compared.
-        weights: Values of `advantage.reward_to_go`, with the config's among them.
+        weights: Values of `advantage.reward_to_go`, with the config's among them; empty: only
+            credit by image is measured.
     """
 
     def __init__(self, models: Models, config: Config, weights: Sequence[float]) -> None:
@@ -160,17 +170,26 @@ class CreditProbe:
         self._has_learned = config.model.start_from is not None
         by_place = [with_advantage(config, credit="place", reward_to_go=each) for each in weights]
         self._ways = [with_advantage(config, credit="image"), *by_place]
+        self._trained = 0
+        if weights and config.advantage.credit == "place":
+            self._trained = 1 + self._weights.index(config.advantage.reward_to_go)
+        self._has_places = False
         self._gradients: list[list[Gradient]] = []
         """By batch, then by way."""
         self._products: dict[tuple[int, int], Float64[Tensor, "K K"]] = {}
         """Between two batches, the later one first."""
         self._prompts = 0
 
+    @property
+    def credit(self) -> Literal["image", "place"]:
+        """Credit with which the experience is to be collected."""
+        return "place" if self._weights else "image"
+
     def add(self, experience: Experience) -> None:
-        """Compute the gradients of a batch; one in which no score has places is left out.
+        """Compute the gradients of a batch; where no score has places, one serves for all.
 
         Args:
-            experience: Collected with credit by place.
+            experience: Collected with `credit`.
 
         Raises:
             NonFiniteError: A gradient is not finite.
@@ -178,18 +197,31 @@ class CreditProbe:
         """
         table = experience.scores
         weights = dict(zip(table.names, table.weights.tolist(), strict=True))
-        if not any(weights[name] for name in table.score_map):
-            # Such as those of a custom function, of which nobody knows it before.
-            logger.warning(
-                "--credit: leaves out a batch, because no term with a weight said which places "
-                "earned its score, so credit by place is credit by image: keep "
-                "advantage.credit=image if all batches are like this"
+        # Of a custom function, nobody knows it before.
+        has_places = any(weights[name] for name in table.score_map)
+        gradients = self._gradients_of(experience, self._ways if has_places else self._ways[:1])
+        gradients += gradients[:1] * (len(self._ways) - len(gradients))
+        batch = len(self._gradients)
+        products = {
+            (batch, other): _inner_products(gradients, theirs)
+            for other, theirs in enumerate([*self._gradients, gradients])
+        }
+        if not all(bool(found.isfinite().all()) for found in products.values()):
+            raise NonFiniteError(
+                f"--gradient: a gradient of batch {batch + 1} is not finite, so a run would skip "
+                "its update; check the rewards and the model's dtype"
             )
-            return
+        # Only now, so that an interrupted batch counts as none.
+        self._products |= products
+        self._gradients.append(gradients)
+        self._prompts = len(experience.totals)
+        self._has_places |= has_places
+
+    def _gradients_of(self, experience: Experience, ways: Sequence[Config]) -> list[Gradient]:
         policy, rows = self._models.policy, self._train.micro_batch_size
         gradients, places = [], policy.token_places(experience.prompts)
         with self._models.phase("update", describe_replay(experience.prompts, policy, rows)):
-            for config in self._ways:
+            for config in ways:
                 by_place = config.advantage.credit == "place"
                 credited = with_advantages(experience, config, places if by_place else None)
                 gradients.append(
@@ -201,22 +233,9 @@ class CreditProbe:
                         loss_scale=LossScale.for_dtype(policy.dtype),
                     )
                 )
-        batch = len(self._gradients)
-        products = {
-            (batch, other): _inner_products(gradients, theirs)
-            for other, theirs in enumerate([*self._gradients, gradients])
-        }
-        if not all(bool(found.isfinite().all()) for found in products.values()):
-            raise NonFiniteError(
-                f"--credit: a gradient of batch {batch + 1} is not finite, so a run would skip its "
-                "update; check the rewards and the model's dtype"
-            )
-        # Only now, so that an interrupted batch counts as none.
-        self._products |= products
-        self._gradients.append(gradients)
-        self._prompts = len(experience.totals)
+        return gradients
 
-    def report(self) -> ProbedCredit | None:
+    def report(self) -> ProbedGradient | None:
         """The comparison; None if it was interrupted before there were enough batches."""
         batches, ways = len(self._gradients), len(self._ways)
         if batches < FEWEST_BATCHES:
@@ -226,9 +245,11 @@ class CreditProbe:
             products[:, :, first, second] = found
             products[:, :, second, first] = found.T
         by_image, *by_place = compare_signals(products)
-        return ProbedCredit(
+        compared = dict(zip(self._weights, by_place, strict=True))
+        return ProbedGradient(
+            agreement=measure_agreement(products[self._trained, self._trained]),
             by_image=by_image,
-            by_place=dict(zip(self._weights, by_place, strict=True)),
+            by_place=compared if self._has_places else {},
             batches=batches,
             prompts=self._prompts,
             has_learned=self._has_learned,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,12 +16,13 @@ from glm_grpo.commands.probe import has_credit_by_place
 from glm_grpo.config import Config, compose_config
 from glm_grpo.errors import ConfigError, NonFiniteError
 from glm_grpo.grpo.credit import TokenPlaces, token_places
-from glm_grpo.grpo.signal_to_noise import Signal, compare_signals
+from glm_grpo.grpo.signal_to_noise import Agreement, Signal, compare_signals, measure_agreement
 from glm_grpo.grpo.update import policy_gradient
 from glm_grpo.models.offload import Offload
-from glm_grpo.studio.probe.credit import (
-    CreditProbe,
-    ProbedCredit,
+from glm_grpo.studio.probe.gradient import (
+    GradientProbe,
+    ProbedGradient,
+    check_batches,
     check_memory,
     credits_compared,
     gradient_bytes,
@@ -100,7 +100,7 @@ def draw(logits: Tensor, seed: int) -> Experience:
 
 def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
     models, logits = make_models(), make_logits()
-    probe = CreditProbe(models, CONFIG, WEIGHTS)
+    probe = GradientProbe(models, CONFIG, WEIGHTS)
     gradients: list[list[Tensor]] = [[] for _ in range(4)]
     for seed in range(5):
         assert probe.report() is None or seed >= 3
@@ -126,10 +126,15 @@ def test_gradients_of_the_same_experience_are_compared_in_all_ways() -> None:
         assert vars(found) == pytest.approx(vars(wanted), rel=1e-5, nan_ok=True)
     assert (*report.by_place,) == WEIGHTS
     assert (report.batches, report.prompts) == (5, PROMPTS)
+    # The config trains by place, with reward_to_go 0.5: the third way.
+    trained = torch.stack(gradients[2])
+    assert vars(report.agreement) == pytest.approx(
+        vars(measure_agreement(trained @ trained.T)), rel=1e-4
+    )
 
 
 def test_places_that_do_not_depend_on_each_other_have_a_clearer_gradient() -> None:
-    probe = CreditProbe(make_models(), CONFIG, WEIGHTS)
+    probe = GradientProbe(make_models(), CONFIG, WEIGHTS)
     for seed in range(20):
         probe.add(draw(make_logits(), seed))
     report = probe.report()
@@ -160,13 +165,16 @@ def test_the_cosine_decides_however_clear_the_gradient_is(
 ) -> None:
     signal = Signal(1.0, 2.0, low, 5.0, cosine, 1.2)
     same = Signal(0.5, 1.0, 1.0, 1.0, 1.0, 1.0)
-    found = ProbedCredit(same, {0.4: signal}, batches=8, prompts=8, has_learned=has_learned)
+    agreement = Agreement(0.5, 0.1, 0.9, 0.001)
+    found = ProbedGradient(
+        agreement, same, {0.4: signal}, batches=8, prompts=8, has_learned=has_learned
+    )
     assert expected in found.verdict()
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_an_interrupted_batch_does_not_count() -> None:
     models = make_models()
-    probe = CreditProbe(models, CONFIG, WEIGHTS)
+    probe = GradientProbe(models, CONFIG, WEIGHTS)
     for seed in range(3):
         probe.add(draw(make_logits(), seed))
     before = probe.report()
@@ -201,19 +209,15 @@ def config_of(*overrides: str) -> Config:
     return compose_config(CONFIG_DIR, "tiny", [*overrides])
 
 
-def test_a_loss_that_learns_by_image_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_learns_by_image_is_not_compared() -> None:
     assert not has_credit_by_place(config_of("loss=gmpo", "advantage.credit=image"), [])
-    assert "loss.kind=gmpo" in caplog.text
 
 
 def test_too_few_whole_batches_are_refused() -> None:
-    prompt = Prompt("a", "a sign", texts=("NOTE",))
-    whole = SimpleNamespace(prompts=(prompt,) * 8)
-    batches = cast(Any, [whole, whole, SimpleNamespace(prompts=(prompt,) * 7)])
     told = r" 2 of rollout\.prompts_per_step = 8: .* 3.* --prompts 24 "
     with pytest.raises(ConfigError, match=told):
-        has_credit_by_place(config_of(), batches)
-    assert has_credit_by_place(config_of(), [*batches, whole])
+        check_batches(2, 8)
+    check_batches(3, 8)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,6 @@ def test_without_a_weighted_term_that_may_have_parts_nothing_is_compared(
     has_target: bool,
     overrides: tuple[str, ...],
     is_compared: bool,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     psnr = "+reward.terms.psnr={kind: psnr, weight: 0}"
     config = config_of("rollout.prompts_per_step=2", psnr, *overrides)
@@ -239,19 +242,20 @@ def test_without_a_weighted_term_that_may_have_parts_nothing_is_compared(
     target = torch.zeros(3, 32, 32, dtype=torch.uint8) if has_target else None
     batch = replace(batch, prompts=(replace(batch.prompts[0], target=target),) * 2)
     assert has_credit_by_place(config, [batch] * 3) == is_compared
-    assert ("aesthetic)" in caplog.text) != is_compared
 
 
-def test_a_batch_in_which_no_weighted_score_has_places_is_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    probe = CreditProbe(make_models(), CONFIG, WEIGHTS)
-    for seed, changes in enumerate([{}, {}, {"score_map": {}}, {"weights": torch.zeros(1)}]):
+def test_without_places_only_the_gradient_by_image_is_measured() -> None:
+    # A function may have places, but returned none; or none was asked for.
+    alone, unplaced = (GradientProbe(make_models(), CONFIG, each) for each in ((), WEIGHTS))
+    assert (alone.credit, unplaced.credit) == ("image", "place")
+    for seed in range(4):
         experience = draw(make_logits(), seed)
-        probe.add(replace(experience, scores=replace(experience.scores, **changes)))
-    assert len(caplog.messages) == 2
-    assert probe.report() is None
-    probe.add(draw(make_logits(), 4))
-    report = probe.report()
+        alone.add(experience)
+        scores = replace(experience.scores, score_map={})
+        unplaced.add(replace(experience, scores=scores))
+    report = alone.report()
     assert report is not None
-    assert report.batches == 3
+    assert (report.by_place, report.batches) == ({}, 4)
+    assert report.agreement.ratio == pytest.approx(report.by_image.ratio)
+    # One gradient serves for all ways.
+    assert unplaced.report() == report
