@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_grpo.commands.probe import probed_batches
+from glm_grpo.commands.probe import probe_config, probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.setup.prepared_run import prepare
@@ -218,3 +218,32 @@ def test_join_decodes_puts_prompts_after_prompts_and_adds_up_what_was_timed() ->
     assert joined.scores.raw[..., 0].tolist() == [[1, 2, 3], [7, 8, 9], [4, 5, 6]]
     assert (joined.timed_images, joined.seconds, joined.cheap_seconds) == (6, 1.5, 0.75)
     assert (joined.steps, joined.cheap_steps) == (4, 1)
+
+
+_CHANCE = torch.Generator().manual_seed(1)
+
+
+def chance(prompts, images):
+    """A judge that does not look."""
+    del images
+    return torch.rand(len(prompts), generator=_CHANCE)
+
+
+def test_a_reward_of_chance_is_found_by_scoring_again_and_by_its_gradient(tmp_path):
+    overrides = [
+        *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
+        "reward.terms.composition=null",
+        f"+reward.terms.chance={{kind: custom, function: '{__file__}:chance', weight: 1}}",
+    ]
+    config = compose_config(CONFIG_DIR, "tiny_objects", overrides)
+    # Four batches, by a decoder of one pass: whatever changes is the scorer's doing.
+    report = probe_config(config, num_prompts=8, noises=4, weights=(), directory=tmp_path).report
+    (term,) = report.terms
+    assert term.noise_fraction == pytest.approx(report.total_noise_fraction)
+    # Its expected value is 1.
+    assert 0.4 < term.noise_fraction < 2.5
+    assert term.verdict.short() == "cannot: noise"
+    assert report.verdict.short() == "cannot: noise"
+    # No score has places, which nobody knew before.
+    assert (report.gradient.by_place, report.gradient.batches) == ({}, 4)
+    assert "agree no better than by chance" in (tmp_path / "index.html").read_text()
