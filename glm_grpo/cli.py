@@ -363,7 +363,7 @@ def _planned_card(config: Config, options: argparse.Namespace) -> Card | None:
             "--noises",
             "K",
             4,
-            "noises to decode one sample with",
+            "noises to decode one sample with, and score it each time",
             (2, 1000),
             "a spread needs at least two",
         ),
