@@ -118,7 +118,7 @@ def plan_config(
 
     Args:
         config: Config of the planned run; no model is loaded.
-        memory: Available bytes; None: those of the card, if it has any.
+        memory: Available bytes; None: those of the card, unless a run was measured.
         card: Devices and their memory; None: there is no accelerator, and everything is in CPU
             memory.
         parallelism: Processes that train together; values are for the one with the largest part.
@@ -148,7 +148,9 @@ def plan_config(
     if card is not None:
         times = _Times(of_model, planner, prompt_tokens, parallelism.count)
         yield from times.describe(config, card, measured)
-        memory = card.memory if memory is None else memory
+        # A run that was measured did fit, perhaps on more devices than are planned for here.
+        if memory is None and measured is None:
+            memory = card.memory
     if memory is None:
         return
     if plan.peak <= memory:

@@ -9,10 +9,12 @@ import torch
 from rich.console import Console
 
 from glm_grpo.cli import main
+from glm_grpo.commands.plan import plan_config
 from glm_grpo.config import compose_config
 from glm_grpo.errors import StorageError
 from glm_grpo.models.find import find_model
-from glm_grpo.plan.devices import DEVICES, DeviceSpeed
+from glm_grpo.models.planning import UNDIVIDED
+from glm_grpo.plan.devices import DEVICES, Card, DeviceSpeed
 from glm_grpo.plan.floors import PhaseFloor, step_work, work_of_run
 from glm_grpo.plan.measured import measured_seconds, measured_table
 from glm_grpo.run.folder import RunFolder
@@ -87,6 +89,19 @@ def test_measured_table_has_ratios_and_utilisation(run, capsys, is_asynchronous)
         "step": ["3.5 s", "9 s", "2.57 x", "12.2%"],
     }
     assert found == dict([*expected.items()][: 2 if is_asynchronous else 4])
+
+
+def test_plan_of_a_run_asks_not_whether_it_fits(run, configs_dir):
+    # It did, perhaps on several devices.
+    parts = plan_config(
+        compose_config(configs_dir, "tiny", []),
+        memory=None,
+        prompt_tokens=None,
+        card=Card([DEVICES["h200"]], memory=1),
+        parallelism=UNDIVIDED,
+        measured=run,
+    )
+    assert not any("it fits" in str(part) or "expect about" in str(part) for part in parts)
 
 
 def test_plan_of_a_run_takes_no_other_config(tmp_path, capsys):
