@@ -54,10 +54,10 @@ def export_run(run: Path, directory: Path, *, kind: Literal["adapter", "pipeline
     shown = " and images of held-out prompts" if described.png_files else ""
     return (
         f"{directory}: weights of step {step}\n"
-        f"look at it first: {readme} is its page, with prompts{shown}\n"
+        f"look at it first: {readme} is its page, with prompts{shown}; "
+        "replace YOUR-NAME in it\n"
         f"generate images:  python {folder}/{PROGRAM} 'PROMPT'{of_base}\n"
-        f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}\n"
-        f"                  (write your name into {readme} first)"
+        f"publish it:       hf upload YOUR-NAME/{shlex.quote(directory.resolve().name)} {folder}"
     )
 
 

@@ -193,7 +193,7 @@ def _held_out(number: int, provenance: Provenance | None) -> str:
 def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
     """Say what each score measures, and how the total is made of them."""
     terms = [
-        (name, f"{term.weight:g}", _measured(term) + ("" if name in scored else _NOT_APPLIED))
+        (name, f"{term.weight:g}", _measured(term, is_applied=name in scored))
         for name, term in config.reward.terms.items()
     ]
     terms += [(each.name, "-", each.meaning) for each in EXACT.values() if each.name in scored]
@@ -342,14 +342,15 @@ def _describe_versions(provenance: Provenance) -> str:
     return f"## Versions\n\n{shown}\n"
 
 
-def _measured(term: TermConfig) -> str:
-    """What a term measures, with its detector or the user's function, and a caution if needed."""
+def _measured(term: TermConfig, *, is_applied: bool) -> str:
+    """What a term measures, with its detector or the user's function, and what it does not."""
     function = term.users_function()
     if isinstance(term, CompositionConfig):
         named = f" {_public(term.detector)}"
     else:
         named = f" `{function.name}`" if function else ""
-    return " ".join(filter(None, (_text(describe_term(term)) + named, caution_of(term))))
+    measured = _text(describe_term(term)) + named + ("" if is_applied else _NOT_APPLIED)
+    return f"{measured} {caution_of(term)}".rstrip()
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
