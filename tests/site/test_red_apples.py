@@ -1,4 +1,4 @@
-"""The rows that the page about apples and cups writes, as `init` and `reward=composition` take them."""
+"""The rows that the page about apples and cups writes, as `reward=composition` takes them."""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ class Trainee:
         *,
         images: int,
         is_sparse: bool,
-        letter_rate: float = 0.0,
-        other_rate: float = 0.0,
+        is_careless: bool = False,
     ) -> Float32[Tensor, ""]:
         """Weighted nats per token of signs after captions, which may be careless.
 
@@ -116,13 +115,14 @@ class Trainee:
             step: Not used.
             images: Number of signs.
             is_sparse: Whether only one row of tokens of each row of cells is kept in the preview.
-            letter_rate: See `world.confuse`; `other_rate` too.
+            is_careless: Whether captions have mistakes.
         """
-        careless = partial(world.confuse, rng=rng, letter_rate=letter_rate, other_rate=other_rate)
+        rates = (LETTER_RATE, OTHER_RATE) if is_careless else (0.0, 0.0)
+        describe = partial(world.confuse, rng=rng, letter_rate=rates[0], other_rate=rates[1])
         drawn, captions = [], []
         for _ in range(images):
             drawn.append(random_placed_sign(rng))
-            captions.append(world.caption(careless(drawn[-1].sign)))
+            captions.append(world.caption(describe(drawn[-1].sign)))
         cells = torch.stack([each.cells for each in drawn])
         end = torch.full((images, 1), self.model.config.image_end_token_id)
         generated = torch.cat([_tokens_in_order(self.tokens_of_cells[cells]), end], dim=1)
@@ -186,13 +186,12 @@ def _run(stage: str, work: Path) -> None:
     model.requires_grad_(False)
     for module in trained:
         module.requires_grad_(True)
-    careless = {"letter_rate": LETTER_RATE, "other_rate": OTHER_RATE}
     stages = (
         ("sparse", partial(trainee.loss, images=32, is_sparse=True), Schedule(900, 1.5e-3)),
         ("full", partial(trainee.loss, images=24, is_sparse=False), Schedule(250, 1e-3)),
         (
             "careless",
-            partial(trainee.loss, images=24, is_sparse=False, **careless),
+            partial(trainee.loss, images=24, is_sparse=False, is_careless=True),
             Schedule(350, 1e-3, warmup_steps=20),
         ),
     )
