@@ -107,8 +107,9 @@
     return [
       {
         ...axis,
-        size: 24,
-        gap: 4,
+        size: 28,
+        /* Below the lowest label of the other axis, which is half a line lower than its end. */
+        gap: 8,
         space: 40,
         incrs: STEP_TICKS,
         values: (plot, values) => values.map(String),
