@@ -84,13 +84,21 @@ def _tell(prepared: PreparedRun) -> None:
     if prepared.note:
         logger.info("settings: %s", prepared.note)
     if prepared.checkpoint is None and not can_be_extended(prepared.config):
-        logger.info(
-            "train.steps %d cannot be raised later, because the learning rate or the weight of "
-            "targets ends there; optim.schedule=constant without sft.final_weight allows it",
-            prepared.config.train.steps,
-        )
+        logger.info("%s", _why_it_ends(prepared.config))
     for line in prepared.hints if prepared.processes.is_main else ():
         logger.warning("%s", line)
+
+
+def _why_it_ends(config: Config) -> str:
+    """Say what is planned for the last step, and how to leave the length of the run open."""
+    if config.optim.schedule == "constant":
+        planned, remedy = "the weight of targets reaches its last value", "sft.final_weight=null"
+    else:
+        planned, remedy = "the learning rate falls to 0", "optim.schedule=constant"
+    return (
+        f"train.steps cannot be raised later, because {planned} at step {config.train.steps}; set "
+        f"{remedy} if you may want more steps"
+    )
 
 
 def _train(

@@ -363,7 +363,12 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
                 said.append(f"{key}: {theirs}")
             elif near:
                 said.append(f"{key}: did you mean {' or '.join(near)}?")
-        raise ConfigError("\n".join([f"The config cannot be composed: {error}", *said])) from error
+        reason = str(error)
+        if said:
+            # A key that does not exist would be refused with a + as well.
+            reason = re.sub(r"\nTo append to your config use \+.*", "", reason)
+        message = "\n".join([*said, reason])
+        raise ConfigError(f"The config cannot be composed: {message}") from error
 
 
 def _is_known(key: str) -> bool:

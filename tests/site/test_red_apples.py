@@ -10,7 +10,7 @@ from glm_grpo.commands.init import init_folder
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import load_prompts, shared_rows
 from glm_grpo.models.base import ReservedTokens
-from rewards.terms.composition_rows import read_composition
+from rewards.terms.composition_rows import Condition, read_composition
 from tests.site.pages import blocks
 
 PAGE = "docs/tutorials/red_apples.md"
@@ -26,16 +26,19 @@ def test_the_page_writes_rows_that_say_what_their_prompts_ask_for(tmp_path: Path
         load_prompts(path, height=384, width=384, reserved=ReservedTokens())
         for path in (config.data.path, config.data.eval_path)
     )
-    assert (len(training), len(held_out)) == (300, 60)
+    assert len(held_out) == 60
+    assert len(training) > 300
     assert not shared_rows(held_out, training)
+    assert "two red apples left of a green cup" in held_out.captions()
+    tags = {each["tag"] for each in held_out.metadata()}
+    assert tags == {"colors", "counting", "position", "color_attr"}
     for prompt, metadata in zip(training.captions(), training.metadata(), strict=True):
         asked = read_composition(metadata)
         assert asked is not None
-        cup, apples = asked.include
-        assert apples.other == 0
-        # "two red apples left of a green cup"
-        words = prompt.split(" ")
-        assert words[1] == apples.colour
-        assert words[2].removesuffix("s") == apples.label
-        assert f" {apples.relation} a {cup.colour} {cup.label}" in prompt
-        assert (words[0] == "a") == (apples.count == 1)
+        for each in asked.include:
+            number = ("a", "two", "three")[each.count - 1]
+            assert f"{number} {each.colour} {each.label}" in prompt
+            assert Condition(each.label, each.count + 1) in asked.exclude
+            if each.relation is not None:
+                other = asked.include[each.other or 0]
+                assert f" {each.relation} a {other.colour} {other.label}" in prompt
