@@ -59,9 +59,9 @@ data:
 rollout:
 {rollout}
 
-# Each term is a similarity or quality; higher is better. These are the weights of the config's own
-# preset. On the command line, `reward=NAME` chooses another preset and `{term}=0.5` sets one weight.
-# Uncomment the lines to override every preset; `{term}: null` leaves a term out.
+# Each term is a similarity or quality; higher is better. These are the weights of the preset above,
+# or of the config. On the command line, `reward=NAME` chooses another preset, and `{term}=0.5` one
+# weight. Uncomment the lines to override every preset; `{term}: null` leaves a term out.
 # reward:
 #   terms:
 {terms}

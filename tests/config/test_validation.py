@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"async.gpus_per_collector": 1.5}, "whole accelerators or a fraction of one"),
     # Keys.
     ({"optim.learning_rte": 0.1}, "did you mean optim.learning_rate?"),
-    ({"learning_rate": 0.1}, "did you mean optim.learning_rate?"),
+    ({"learning_rate": 0.1}, "TRL's learning_rate is optim.learning_rate here"),
     ({"eval.every": 0}, "did you mean train.eval_every?"),
     ({"weight": 0.1}, "did you mean sft.weight or reward.terms."),
     ({"data.shuffle": True}, "use one of path, eval_path"),
