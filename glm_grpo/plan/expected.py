@@ -49,9 +49,10 @@ def expected_seconds(config: Config, floors: Mapping[str, PhaseFloor]) -> float:
 def cheaper_configs(config: Config) -> Iterator[tuple[str, Config]]:
     """Configs whose steps take less time, each with the overrides that lead to it.
 
-    None if the decoder does not denoise: then no single key saves as much.
+    None if the decoder does not denoise: then no single key saves as much. None for `sft`, which
+    samples and decodes nothing.
     """
-    if config.decode.training_steps is None:
+    if config.decode.training_steps is None or config.train.method == "sft":
         return
     values, overrides = config.model_dump(mode="json"), list[str]()
     for change in _CHEAPER:

@@ -82,6 +82,8 @@ def test_cheaper_settings_add_up_and_skip_those_that_are_cheap_already() -> None
     ]
     cheap = ("decode.steps=20", "decode.rollout_steps=4", "rollout.group_size=8")
     assert changes(tiny_config(*cheap)) == [("rollout.group_size=4", 4, 4)]
+    # Nothing is sampled or decoded.
+    assert changes(tiny_config("decode.steps=20", "train.method=sft")) == []
 
 
 def test_a_long_run_is_told_what_makes_it_shorter() -> None:
