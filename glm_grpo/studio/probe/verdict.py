@@ -187,7 +187,10 @@ def _remedy_for_groups(audit: TermAudit) -> str:
     """What to do about zero-std groups; empty if they are few."""
     if audit.zero_std_fraction <= _MOST_WASTED:
         return ""
-    prompts = "easier" if audit.all_worst >= audit.all_best else "harder"
+    prompts = "easier" if audit.all_worst > audit.all_best else "harder"
+    if audit.all_worst == audit.all_best:
+        # Such as totals that are relative to their group, or of several terms.
+        prompts = "other"
     return (
         f"{audit.zero_std_fraction:.0%} of groups teach nothing ({audit.all_worst:.0%} have only "
         f"the worst score, {audit.all_best:.0%} only the best): use {prompts} prompts, finer "

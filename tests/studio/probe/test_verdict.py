@@ -113,6 +113,10 @@ def test_remedy_depends_on_whether_groups_are_all_worst_or_all_best() -> None:
     assert "easier prompts" in judged(passed(0.05)).remedy
     half_known = passed(torch.where(torch.arange(64)[:, None] < 48, 1.0, 0.5))
     assert "harder prompts" in judged(half_known).remedy
+    # Of totals that are relative to their group, zero-std groups are neither.
+    centred = passed(0.05)
+    centred -= centred.mean(dim=1, keepdim=True)
+    assert "other prompts" in judged(centred).remedy
 
 
 def test_a_term_that_applies_to_no_prompt_is_not_judged() -> None:
