@@ -53,7 +53,7 @@ def probe_tables(report: ProbeReport) -> list[Table]:
 
 def _verdict_table(report: ProbeReport) -> Table:
     verdicts = [(term.audit.name, term.verdict) for term in report.terms]
-    if len(verdicts) > 1 or report.gradient is not None:
+    if len(verdicts) > 1 or report.gradient is not None or verdicts[0][1] is None:
         # Otherwise the total is the one term, judged by the same scores.
         verdicts.append(("total", report.verdict))
     return Table(

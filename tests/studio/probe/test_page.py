@@ -117,6 +117,11 @@ def test_a_single_term_is_not_judged_twice_unless_its_gradient_is_measured() -> 
     assert len(probe_tables(replace(report, gradient=make_gradient()))[0].rows) == 2
 
 
+def test_the_total_is_judged_where_the_single_term_is_not_because_its_weight_is_negative() -> None:
+    rows = probe_tables(make_report(make_term(weight=-1.0, verdict=None)))[0].rows
+    assert [row[:2] for row in rows] == [("lpips", "-"), ("total", "slowly: weak gradient")]
+
+
 def test_tables_show_what_copies_of_the_source_would_score_where_there_are_sources() -> None:
     report = replace(with_other(copied_source=0.75), copy_total=0.875)
     lasts = [rows_of(report, name)[3][-1] for name in ("lpips", "ocr", "total")]
