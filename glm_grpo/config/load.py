@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 from yaml import MappingNode, Node, SequenceNode, YAMLError
 
-from glm_grpo.config.other_trainers import with_counterpart
+from glm_grpo.config.other_trainers import with_counterparts
 from glm_grpo.config.renamed import refuse_old_keys, with_new_keys
 from glm_grpo.config.root import Config, estimator_problems
 from glm_grpo.errors import ConfigError
@@ -39,7 +39,8 @@ def validate_config(values: object, *, is_stored: bool = False) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems = [*map(with_counterpart, find_problems(error, Config))]
+        found = find_problems(error, Config)
+        problems = [told for problem in found for told in with_counterparts(problem)]
         raise ConfigError(describe_problems(problems)) from error
     problems = [] if is_stored else estimator_problems(config.loss)
     if problems:

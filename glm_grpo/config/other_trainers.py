@@ -7,7 +7,7 @@ the page of all of them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from glm_grpo.config.root import Config
@@ -18,6 +18,8 @@ _MISTYPED = 0.8
 """Similarity from which a name is another one of its section mistyped, such as `optim.beta`."""
 _SHORTEST = 3
 """Characters of a last part by which a key is known without its section; `n` could be anything."""
+_ANYTHING = ("enable",)
+"""Longer ones that could be anything as well."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,7 @@ def _index() -> Mapping[str, tuple[str, Counterpart]]:
         for name, trainer in each.names().items():
             index.setdefault(name, (trainer, each))
     for name, found in [*index.items()]:
-        if (last := name.rpartition(".")[2]) not in own and len(last) >= _SHORTEST:
+        if (last := name.rpartition(".")[2]) not in (*own, *_ANYTHING) and len(last) >= _SHORTEST:
             index.setdefault(last, found)
     return index
 
@@ -353,7 +355,25 @@ def _is_mistyped(key: str) -> bool:
     return bool(difflib.get_close_matches(name, siblings, n=1, cutoff=_MISTYPED))
 
 
-def with_counterpart(problem: Problem) -> Problem:
-    """Problem of a key, with our name as its remedy where the key is another trainer's."""
-    remedy = counterpart_of(problem.key)
-    return problem if remedy is None else replace(problem, remedy=remedy)
+def with_counterparts(problem: Problem) -> list[Problem]:
+    """Problem of a key, with our name as its remedy where the key is another trainer's.
+
+    A section that only other trainers have, such as `algorithm`, gives one for each of its keys
+    that is known.
+    """
+    if problem.key in _KEYS:
+        return [problem]
+    told = [
+        replace(problem, key=key, value=value, remedy=remedy)
+        for key, value in _leaves(problem.key, problem.value)
+        if (remedy := counterpart_of(key)) is not None
+    ]
+    return told or [problem]
+
+
+def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, each in value.items():
+        yield from _leaves(f"{key}.{name}", each)

@@ -61,7 +61,11 @@ def test_a_key_of_another_trainer_is_answered_with_ours(key: str, answer: str) -
 
 
 @pytest.mark.parametrize(
-    "key", ["optim.epsilon", "optim.beta", "n", "data.shuffle", "reward.terms.mine.beta"]
+    "key",
+    [
+        *("optim.epsilon", "optim.beta", "n", "data.shuffle", "reward.terms.mine.beta"),
+        "model.adapter.enable",
+    ],
 )
 def test_other_keys_have_no_counterpart(key: str) -> None:
     assert counterpart_of(key) is None
@@ -80,3 +84,21 @@ def test_a_file_with_foreign_names_is_told_ours(tmp_path: Path) -> None:
         compose_config(tmp_path, "mine", [])
     for answer in ("loss.kl_coef", "rollout.group_size", "train.checkpoint_every"):
         assert f" is {answer} here" in str(caught.value)
+
+
+def test_the_keys_of_a_foreign_section_in_a_file_are_told_ours(tmp_path: Path) -> None:
+    values = {
+        "algorithm": {"kl_ctrl": {"kl_coef": 0.1}, "adv_estimator": "grpo"},
+        "sample": {"num_image_per_prompt": 4},
+        "mine": {"other": 1},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"defaults": ["tiny", "_self_"], **values}))
+    with pytest.raises(ConfigError, match="has 3 problems") as caught:
+        compose_config(tmp_path, "mine", [])
+    for told in (
+        "algorithm.kl_ctrl.kl_coef = 0.1",
+        "verl's algorithm.kl_ctrl.kl_coef is loss.kl_coef here",
+        "flow_grpo's sample.num_image_per_prompt is rollout.group_size here",
+        "mine = {'other': 1}",
+    ):
+        assert told in str(caught.value)
