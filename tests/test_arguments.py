@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from glm_grpo import cli
-from glm_grpo.commands.arguments import memory_size, parse_weights
+from glm_grpo.commands.arguments import card, memory_size, parse_weights
 from glm_grpo.commands.hydra_application import run_hydra
 from glm_grpo.commands.probe import WrittenProbe
 from glm_grpo.config import Config
@@ -95,6 +95,7 @@ def test_the_package_is_a_command(
         (["check", "--config", "a"], "--config-name, --config-dir"),
         (["plan", "--memory", "24"], "--memory: '24' .*unit"),
         (["plan", "--device", "abacus"], "--device: 'abacus' .*rtx4090.* such as 16gb"),
+        (["plan", "--device", "3090ti"], "--device: '3090ti' .*rtx4090.* such as 16gb"),
         (["probe", "--noises", "1"], "--noises: '1' .* from 2 "),
         (["probe", "--gradient", "0", "2"], "--gradient '2': .* 0 to 1"),
         (["gallery", "run", "--sheet", "x.txt"], "--sheet: 'x.txt' .*.png"),
@@ -119,6 +120,11 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     (tmp_path / "folder.png").mkdir()
     monkeypatch.chdir(tmp_path)
     assert re.search(told, refusal_of(words, capsys))
+
+
+@pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx-4090", "4090"])
+def test_a_card_is_known_by_the_ways_in_which_its_name_is_written(name: str) -> None:
+    assert card(name).devices == [DEVICES["rtx4090"]]
 
 
 PLAN = {"memory": None, "prompt_tokens": None, "card": Card([DEVICES["h100"]]), "measured": None}

@@ -61,12 +61,15 @@ def memory_size(text: str) -> int:
 
 
 def card(text: str) -> Card:
-    """Parse the name of a card, such as rtx4090, or its memory, such as 16gb."""
-    if (device := DEVICES.get(text.lower())) is not None:
+    """Parse the name of a card, such as rtx4090 or 4090, or its memory, such as 16gb."""
+    name = re.sub(r"[\s-]", "", text.lower())
+    if (device := DEVICES.get(name) or DEVICES.get(f"rtx{name}")) is not None:
         return Card([device], device.memory)
-    if not text[:1].isdigit():
-        raise _refusal(text, f"must be one of {KNOWN}, or the memory of a card, such as 16gb")
-    return cards_with(memory_size(text))
+    try:
+        return cards_with(memory_size(text))
+    except ArgumentTypeError:
+        rule = f"must be one of {KNOWN}, or the memory of a card, such as 16gb"
+        raise _refusal(text, rule) from None
 
 
 def path(text: str) -> Path:
