@@ -86,7 +86,7 @@ def expected_line(config: Config, floors: Mapping[str, PhaseFloor]) -> str:
     ratio = step / sum(floor.seconds for floor in floors.values())
     run = describe_duration(step * config.train.steps)
     return (
-        f"expect about {describe_seconds(step)}, {ratio:.2g} times as much, as {GROUND} took; "
+        f"expect about {describe_seconds(step)}, {ratio:.2g} times as long, judging by {GROUND}; "
         f"{counted(config.train.steps, 'step')}: {run}, without scores and evaluations"
     )
 

@@ -54,7 +54,7 @@ def test_a_step_takes_as_many_times_its_floor_as_the_measured_one(
 def test_an_expectation_comes_with_its_ground() -> None:
     # 108.2 / 48.5; 40 steps of 108.2 s are 1.2 hours.
     line = expected_line(tiny_config("train.steps=40"), FLOORS)
-    assert line.startswith("expect about 108 s, 2.2 times as much, as a step of GLM-Image on an H")
+    assert line.startswith("expect about 108 s, 2.2 times as long, judging by a step of GLM-Image")
     assert "; 40 steps: 72 minutes, without scores" in line
 
 
