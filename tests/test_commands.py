@@ -26,7 +26,7 @@ from glm_grpo.commands.check import (
     describe_credit,
     hint_at_boxes,
 )
-from glm_grpo.commands.train import run_training
+from glm_grpo.commands.train import _why_it_ends, run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import ConfigError, MemoryLimitError, ModelError
@@ -47,6 +47,7 @@ from glm_grpo.setup.rewards import check_metadata, check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.score_map import ScoreBox
 from rewards.types import RewardTable
+from tests.factories import tiny_config
 from tests.opened import prompts_of
 
 LEAST = (
@@ -526,6 +527,27 @@ def test_a_tag_that_is_nearly_one_of_geneval_s_is_named(tmp_path: Path, configs_
         "the tag of 1 of 3 training prompts is nearly one of GenEval's: "
         "00001 (colour: did you mean colors?)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ((), "learning rate falls to 0 at step 7; set optim.schedule=constant if"),
+        (
+            ("optim.schedule=constant", "sft.weight=1", "sft.final_weight=0"),
+            "weight of targets reaches its last value at step 7; set sft.final_weight=null if",
+        ),
+        (
+            ("sft.weight=1", "sft.final_weight=0"),
+            "falls to 0 and the weight of targets reaches its last value at step 7; set "
+            "optim.schedule=constant sft.final_weight=null if",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_extended_says_all_that_ends_it(
+    overrides: tuple[str, ...], told: str
+) -> None:
+    assert told in _why_it_ends(tiny_config("train.steps=7", *overrides))
 
 
 def test_help_loads_no_library_of_models() -> None:

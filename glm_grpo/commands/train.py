@@ -91,13 +91,14 @@ def _tell(prepared: PreparedRun) -> None:
 
 def _why_it_ends(config: Config) -> str:
     """Say what is planned for the last step, and how to leave the length of the run open."""
-    if config.optim.schedule == "constant":
-        planned, remedy = "the weight of targets reaches its last value", "sft.final_weight=null"
-    else:
-        planned, remedy = "the learning rate falls to 0", "optim.schedule=constant"
+    planned = {}
+    if config.optim.schedule != "constant":
+        planned["optim.schedule=constant"] = "the learning rate falls to 0"
+    if config.sft.final_weight is not None:
+        planned["sft.final_weight=null"] = "the weight of targets reaches its last value"
     return (
-        f"train.steps cannot be raised later, because {planned} at step {config.train.steps}; set "
-        f"{remedy} if you may want more steps"
+        f"train.steps cannot be raised later, because {' and '.join(planned.values())} at step "
+        f"{config.train.steps}; set {' '.join(planned)} if you may want more steps"
     )
 
 
