@@ -22,7 +22,7 @@ class DeviceSpeed:
         link: Bandwidth to and from CPU memory, bytes per second in each direction.
         flops_in_float32: The same in fp32, without TF32, which torch leaves off; None: as in 16
             bits.
-        memory: Bytes, in the largest form; None if unknown.
+        memory: Bytes; of a device with several sizes, the one in `name`. None if unknown.
         has_bfloat16: Whether `flops` are also those of bfloat16, rather than of float16 alone.
     """
 
@@ -52,7 +52,9 @@ DEVICES: Mapping[str, DeviceSpeed] = {
     "rtx4080": DeviceSpeed("RTX 4080", 716.8e9, 97.5e12, 32e9, 48.7e12, 16 * _GB),
     "rtx4090": DeviceSpeed("RTX 4090", 1.008e12, 165.2e12, 32e9, 82.6e12, 24 * _GB),
     "t4": DeviceSpeed("T4", 320e9, 65e12, 16e9, 8.1e12, 16 * _GB, has_bfloat16=False),
-    "v100": DeviceSpeed("V100 SXM2", 900e9, 125e12, 16e9, 15.7e12, 16 * _GB, has_bfloat16=False),
+    "v100": DeviceSpeed(
+        "V100 SXM2 16GB", 900e9, 125e12, 16e9, 15.7e12, 16 * _GB, has_bfloat16=False
+    ),
 }
 """Halved if the maker counts sparsity, or both directions of PCIe.
 
