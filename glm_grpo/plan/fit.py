@@ -43,10 +43,11 @@ def _remedies(config: Config, sides: Iterable[int]) -> Iterator[_Remedy]:
     yield from _smaller("decode.batch_size", (16, 8, 4, 2, 1), drawn)
     yield {"model.gradient_checkpointing": True}
     yield {"decode.quantization": "float8"}
-    for rank in (32, 16, 8):
-        if adapter is None or rank < adapter.rank:
-            alpha = 64.0 if adapter is None else adapter.alpha
-            yield {"model.adapter": {"rank": rank, "alpha": alpha}}
+    ranks = (32, 16, 8)
+    if adapter is None:
+        yield from ({"model.adapter": {"rank": rank, "alpha": 64.0}} for rank in ranks)
+    else:
+        yield from _smaller("model.adapter.rank", ranks, adapter.rank)
     yield {"model.dtype": "bfloat16"}
     yield {"model.quantization": "nf4"}
     prompts = (32, 16, 8, 4, 2, 1)

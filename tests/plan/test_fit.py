@@ -137,6 +137,16 @@ def test_advise_writes_a_section_as_one_word_of_a_shell(planner):
     assert planner.advise(_compose(*least), memory).overrides == (f"'{adapter}'",)
 
 
+def test_advise_lowers_the_rank_of_an_adapter_and_keeps_its_layers(planner):
+    least = (*LEAST, "offload=modules_and_optimizer", "decode.quantization=float8")
+    adapter = "model.adapter={rank: 800, alpha: 8.0, target_modules: [q_proj]}"
+    memory = planner.plan(_compose(*least, adapter.replace("800", "32"))).peak
+    overrides = planner.advise(_compose(*least, adapter), memory).overrides
+    assert overrides == ("model.adapter.rank=32",)
+    changed = _compose(*least, adapter, *overrides).model.adapter
+    assert (changed.rank, changed.alpha, changed.target_modules) == (32, 8.0, ("q_proj",))
+
+
 def test_advise_offers_no_4_bits_on_the_cpu():
     planner = ConfigPlanner(SimplePlanner(), prompt_tokens=64, is_on_accelerator=False)
     adapter = "model.adapter={rank: 8, alpha: 8.0}"
