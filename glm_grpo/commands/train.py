@@ -197,16 +197,16 @@ def _print_result(folder: RunFolder, summary: list[SummaryRow] | None) -> None:
 
 
 def _next_commands(folder: RunFolder) -> list[str]:
-    """Commands for a finished run, to be pasted into a shell."""
+    """What to do with a finished run; commands can be pasted into a shell."""
     run = shlex.quote(str(folder.path))
     exported = shlex.quote(f"{folder.path}-export")
     config = read_config(folder)
-    longer = f"glm-grpo train {shell_override('model.start_from', str(folder.path))} (a new run)"
+    longer = f"start a new run with {shell_override('model.start_from', str(folder.path))}"
     if can_be_extended(config):
         longer = resume_command(folder.path, f"train.steps={2 * config.train.steps}")
     return [
         f"to look at it:  glm-grpo gallery {run} --serve",
         f"to compare it:  glm-grpo compare OTHER_RUN {run}",
-        f"to train on:    {longer}",
+        f"to train more:  {longer}",
         f"to use it:      glm-grpo export {run} {exported}",
     ]

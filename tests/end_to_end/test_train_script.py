@@ -54,7 +54,7 @@ def test_train_script_says_what_it_did_in_plain_lines(run):
     assert look == f"to look at it:  glm-grpo gallery {folder} --serve"
     assert compare.endswith(f" {folder}")
     # The config has a cosine schedule, which ends at the last step.
-    assert longer == f"to train on:    glm-grpo train model.start_from={folder} (a new run)"
+    assert longer == f"to train more:  start a new run with model.start_from={folder}"
     assert "the learning rate falls to 0 at step 1" in ended.stdout + ended.stderr
     assert use == f"to use it:      glm-grpo export {folder} {folder}-export"
     assert "\x1b" not in ended.stdout + ended.stderr
