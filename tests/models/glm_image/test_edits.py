@@ -47,7 +47,7 @@ def rollout(policy, edits):
 
 
 def sign(index):
-    words = ("KITE", "MOON", "LAMP", "RIVER", "STAR", "GOLD", "WIND", "PEAR", "BIRD")
+    words = ("KITE", "MOON", "LAMP", "RAFT", "STAR", "GOLD", "WIND", "PEAR", "BIRD")
     return world.draw_sign(world.signs_of_words(words, seed=3)[index])
 
 
