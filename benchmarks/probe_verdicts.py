@@ -73,17 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(compare_verdicts(options.folder).markdown())
 
 
-def config_of(name: str, folder: Path, *, steps: int, rest: Sequence[str] = ()) -> Config:
+def config_of(name: str, folder: Path, *, steps: int) -> Config:
     """Config of a run with a reward, evaluated at its start and end."""
     length = (f"train.steps={steps}", f"train.eval_every={steps}", "train.checkpoint_every=1000")
     where = (f"run_dir={folder / name / 'run'}", "trackers=[]", "eval.samples_per_prompt=4")
-    overrides = (*REWARDS[name], *length, *where, *rest)
+    overrides = (*REWARDS[name], *length, *where)
     return compose_config(ROOT / "configs", "tiny_objects", overrides)
 
 
-def run_reward(name: str, folder: Path, *, steps: int, rest: Sequence[str] = ()) -> None:
+def run_reward(name: str, folder: Path, *, steps: int) -> None:
     """Train with a reward; evaluates the held-out prompts before and after."""
-    train(config_of(name, folder, steps=steps, rest=rest))
+    train(config_of(name, folder, steps=steps))
 
 
 def probe_reward(name: str, folder: Path, config: Config, *, prompts: int) -> None:

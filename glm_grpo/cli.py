@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from rich.console import Console, RenderableType
 
 from glm_grpo.commands import arguments as types
-from glm_grpo.plan.devices import DEVICES, KNOWN, Card
+from glm_grpo.plan.devices import DEVICES, KNOWN, Hardware
 from glm_grpo.streams import ignore_broken_pipe
 
 if TYPE_CHECKING:
@@ -284,11 +284,11 @@ def _check(options: argparse.Namespace) -> None:
         _one_of(
             _argument(
                 "--device",
-                f"card: its name ({KNOWN}), or its memory, such as 16gb; gives the time of a step, "
+                f"GPU: its name ({KNOWN}), or its memory, such as 16gb; gives the time of a step, "
                 "and whether the run fits (h100, without that check; the embedded model is planned "
                 "for the CPU if there is no accelerator)",
-                type=types.card,
-                metavar="CARD",
+                type=types.hardware,
+                metavar="GPU",
             ),
             _argument(
                 "--cpu", "plan a run without an accelerator, all in CPU memory", action="store_true"
@@ -325,18 +325,18 @@ def _plan(options: argparse.Namespace) -> None:
         config,
         memory=options.memory,
         prompt_tokens=options.prompt_tokens,
-        card=_planned_card(config, options),
+        hardware=_planned_hardware(config, options),
         parallelism=Parallelism(options.processes, is_sharded=is_sharded, is_mixed=is_sharded),
         measured=measured,
     )
     _print_all(parts)
 
 
-def _planned_card(config: Config, options: argparse.Namespace) -> Card | None:
-    """The card to plan for; None is the CPU."""
+def _planned_hardware(config: Config, options: argparse.Namespace) -> Hardware | None:
+    """The hardware to plan for; None is the CPU."""
     from glm_grpo.config import EMBEDDED_MODELS
 
-    usual = Card([DEVICES["h100"]])
+    usual = Hardware([DEVICES["h100"]])
     if options.device is None and options.measured is None and config.model.path in EMBEDDED_MODELS:
         import torch
 

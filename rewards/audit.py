@@ -76,7 +76,7 @@ def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
 
 def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> TermAudit:
     exact = scores.double()
-    is_flat, levels = is_zero_std(scores), group_means(exact)[:, 0]
+    zero_std, levels = is_zero_std(scores), group_means(exact)[:, 0]
     every = exact[~exact.isnan()]
     # Of no images, both are NaN, which no group's level is near.
     worst, best = (every.min(), every.max()) if len(every) else (math.nan, math.nan)
@@ -91,8 +91,8 @@ def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> Term
         headroom=headroom(scores),
         saturation=saturation(scores),
         distinct=distinct_scores(scores),
-        all_worst=(is_flat & (levels <= worst + tolerance)).double().mean().item(),
-        all_best=(is_flat & (levels >= best - tolerance)).double().mean().item(),
+        all_worst=(zero_std & (levels <= worst + tolerance)).double().mean().item(),
+        all_best=(zero_std & (levels >= best - tolerance)).double().mean().item(),
     )
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from glm_grpo import cli
-from glm_grpo.commands.arguments import card, memory_size, parse_weights
+from glm_grpo.commands.arguments import hardware, memory_size, parse_weights
 from glm_grpo.commands.hydra_application import run_hydra
 from glm_grpo.commands.probe import WrittenProbe
 from glm_grpo.config import Config
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.planning import Parallelism
-from glm_grpo.plan.devices import DEVICES, Card
+from glm_grpo.plan.devices import DEVICES, Hardware
 from tests.studio.probe.reports import make_report, make_term
 
 COMMANDS = (
@@ -124,10 +124,15 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
 
 @pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx-4090", "4090"])
 def test_a_card_is_known_by_the_ways_in_which_its_name_is_written(name: str) -> None:
-    assert card(name).devices == [DEVICES["rtx4090"]]
+    assert hardware(name).devices == [DEVICES["rtx4090"]]
 
 
-PLAN = {"memory": None, "prompt_tokens": None, "card": Card([DEVICES["h100"]]), "measured": None}
+PLAN = {
+    "memory": None,
+    "prompt_tokens": None,
+    "hardware": Hardware([DEVICES["h100"]]),
+    "measured": None,
+}
 ALONE = Parallelism(1, is_sharded=False, is_mixed=False)
 SHARDED = Parallelism(4, is_sharded=True, is_mixed=True)
 SERVED = {"announce": cli._announce}
@@ -142,7 +147,7 @@ SERVED = {"announce": cli._announce}
             {**PLAN, "parallelism": ALONE},
         ),
         # The embedded model, where there is no accelerator.
-        ("plan", "commands.plan.plan_config", {**PLAN, "card": None, "parallelism": ALONE}),
+        ("plan", "commands.plan.plan_config", {**PLAN, "hardware": None, "parallelism": ALONE}),
         (
             "plan --memory 24GB --prompt-tokens 64 --cpu",
             "commands.plan.plan_config",
@@ -150,14 +155,14 @@ SERVED = {"announce": cli._announce}
                 **PLAN,
                 "memory": 24 * 10**9,
                 "prompt_tokens": 64,
-                "card": None,
+                "hardware": None,
                 "parallelism": ALONE,
             },
         ),
         (
             "plan --processes 4 --sharding fsdp2 --device a100",
             "commands.plan.plan_config",
-            {**PLAN, "card": Card([DEVICES["a100"]], 80 * 10**9), "parallelism": SHARDED},
+            {**PLAN, "hardware": Hardware([DEVICES["a100"]], 80 * 10**9), "parallelism": SHARDED},
         ),
         (
             "serve-reward ocr",

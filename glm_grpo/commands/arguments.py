@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glm_grpo.errors import ConfigError
-from glm_grpo.plan.devices import DEVICES, KNOWN, Card, cards_with
+from glm_grpo.plan.devices import DEVICES, KNOWN, Hardware, hardware_with
 
 _UNITS = {
     "B": 1,
@@ -60,15 +60,15 @@ def memory_size(text: str) -> int:
     return round(size)
 
 
-def card(text: str) -> Card:
-    """Parse the name of a card, such as rtx4090 or 4090, or its memory, such as 16gb."""
+def hardware(text: str) -> Hardware:
+    """Parse the name of a GPU, such as rtx4090 or 4090, or its memory, such as 16gb."""
     name = re.sub(r"[\s-]", "", text.lower())
     if (device := DEVICES.get(name) or DEVICES.get(f"rtx{name}")) is not None:
-        return Card([device], device.memory)
+        return Hardware([device], device.memory)
     try:
-        return cards_with(memory_size(text))
+        return hardware_with(memory_size(text))
     except ArgumentTypeError:
-        rule = f"must be one of {KNOWN}, or the memory of a card, such as 16gb"
+        rule = f"must be one of {KNOWN}, or the memory of a GPU, such as 16gb"
         raise _refusal(text, rule) from None
 
 

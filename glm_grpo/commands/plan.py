@@ -13,7 +13,7 @@ from glm_grpo.errors import ModelError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import MemoryPlan, Parallelism, Planner
 from glm_grpo.output import counted, describe_bytes
-from glm_grpo.plan.devices import KNOWN, Card, DeviceSpeed, without_bfloat16
+from glm_grpo.plan.devices import KNOWN, DeviceSpeed, Hardware, without_bfloat16
 from glm_grpo.plan.expected import GROUND, LONG, cheaper_configs, expected_seconds
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import PhaseFloor, step_floors
@@ -110,7 +110,7 @@ def plan_config(
     *,
     memory: int | None,
     prompt_tokens: int | None,
-    card: Card | None,
+    hardware: Hardware | None,
     parallelism: Parallelism,
     measured: RunFolder | None = None,
 ) -> Iterator[Table | str]:
@@ -118,8 +118,8 @@ def plan_config(
 
     Args:
         config: Config of the planned run; no model is loaded.
-        memory: Available bytes; None: those of the card, unless a run was measured.
-        card: Devices and their memory; None: there is no accelerator, and everything is in CPU
+        memory: Available bytes; None: those of the hardware, unless a run was measured.
+        hardware: Devices and their memory; None: there is no accelerator, and everything is in CPU
             memory.
         parallelism: Processes that train together; values are for the one with the largest part.
         measured: A run of this config, whose seconds are shown next to the floors.
@@ -136,7 +136,7 @@ def plan_config(
     planner = ConfigPlanner(
         of_model,
         prompt_tokens=prompt_tokens,
-        is_on_accelerator=card is not None,
+        is_on_accelerator=hardware is not None,
         parallelism=parallelism,
     )
     planner.refuse_misfit(config)
@@ -145,12 +145,12 @@ def plan_config(
     yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
     yield from memory_lines(plan)
     yield from model.family.hint_at_size(model.path, config)
-    if card is not None:
+    if hardware is not None:
         times = _Times(of_model, planner, prompt_tokens, parallelism.count)
-        yield from times.describe(config, card, measured)
+        yield from times.describe(config, hardware, measured)
         # A run that was measured did fit, perhaps on more devices than are planned for here.
         if memory is None and measured is None:
-            memory = card.memory
+            memory = hardware.memory
     if memory is None:
         return
     if plan.peak <= memory:
@@ -171,12 +171,14 @@ class _Times:
     prompt_tokens: int
     processes: int
 
-    def describe(self, config: Config, card: Card, measured: RunFolder | None) -> Iterator[Any]:
-        if not card.devices:
-            yield f"no card with this memory is known, so there are no times; known: {KNOWN}"
+    def describe(
+        self, config: Config, hardware: Hardware, measured: RunFolder | None
+    ) -> Iterator[Any]:
+        if not hardware.devices:
+            yield f"no GPU with this memory is known, so there are no times; known: {KNOWN}"
         is_asynchronous = config.train.mode == "async"
         collectors = config.asynchronous.collectors if is_asynchronous else None
-        for device in card.devices:
+        for device in hardware.devices:
             floors = self._floors(config, device)
             yield from floor_lines(floors, device=device.name, collectors=collectors)
             if measured is not None:
@@ -187,7 +189,7 @@ class _Times:
                 yield from self._cheaper_lines(config, device, floors)
             if config.model.dtype == "bfloat16" and not device.has_bfloat16:
                 yield without_bfloat16(f"the {device.name}")
-        if card.devices:
+        if hardware.devices:
             yield "(minimum times: published peak figures, no losses, no reward terms)"
 
     def _cheaper_lines(

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from glm_grpo.collectors.ray_cluster import RayCluster
 from glm_grpo.commands.eval import summary_table
-from glm_grpo.config import Config, can_be_extended, shell_override
+from glm_grpo.config import Config, can_be_extended
 from glm_grpo.config.composition import is_sweep
 from glm_grpo.errors import ConfigError
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.output import counted
 from glm_grpo.run.config import read_config
+from glm_grpo.run.differences import train_longer
 from glm_grpo.run.finding import resume_command
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
@@ -200,13 +201,9 @@ def _next_commands(folder: RunFolder) -> list[str]:
     """What to do with a finished run; commands can be pasted into a shell."""
     run = shlex.quote(str(folder.path))
     exported = shlex.quote(f"{folder.path}-export")
-    config = read_config(folder)
-    longer = f"start a new run with {shell_override('model.start_from', str(folder.path))}"
-    if can_be_extended(config):
-        longer = resume_command(folder.path, f"train.steps={2 * config.train.steps}")
     return [
         f"to look at it:  glm-grpo gallery {run} --serve",
         f"to compare it:  glm-grpo compare OTHER_RUN {run}",
-        f"to train more:  {longer}",
+        f"to train more:  {train_longer(folder, read_config(folder))}",
         f"to use it:      glm-grpo export {run} {exported}",
     ]

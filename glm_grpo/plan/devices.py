@@ -1,4 +1,4 @@
-"""Published figures of cards: their memory, and their peak performance."""
+"""Published figures of devices: their memory, and their peak performance."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ KNOWN = ", ".join(DEVICES)
 
 
 @dataclass(frozen=True)
-class Card:
+class Hardware:
     """What a run is planned for.
 
     Attributes:
@@ -81,9 +81,9 @@ class Card:
     memory: int | None = None
 
 
-def cards_with(memory: int) -> Card:
+def hardware_with(memory: int) -> Hardware:
     """The known devices with as much memory; there may be none."""
-    return Card([each for each in DEVICES.values() if each.memory == memory], memory)
+    return Hardware([each for each in DEVICES.values() if each.memory == memory], memory)
 
 
 def find_device(name: str) -> DeviceSpeed | None:

@@ -40,7 +40,7 @@ def refuse_other_settings(path: Path, config: Config) -> None:
     ]
     if differences:
         is_longer = config.train.steps > stored.train.steps
-        longer = f". To train longer, {train_longer(folder, stored)}" if is_longer else ""
+        longer = f". To train longer, {explain_longer(folder, stored)}" if is_longer else ""
         raise CheckpointError(
             f"the run in {folder.path} has other settings in its config.yaml "
             f"({_list_changes(stored, config, differences)}); start a new run without "
@@ -65,13 +65,19 @@ def _list_changes(stored: Config, given: Config, keys: Sequence[str]) -> str:
 
 
 def train_longer(folder: RunFolder, config: Config) -> str:
-    """What to do for more steps than a run was given; begins in lower case."""
+    """Command, or what to do, for more steps than a run was given; begins in lower case."""
     if can_be_extended(config):
-        steps = f"train.steps={2 * config.train.steps}"
-        return f"raise train.steps: {resume_command(folder.path, steps)}"
+        return resume_command(folder.path, f"train.steps={2 * config.train.steps}")
+    return f"start a new run with {shell_override('model.start_from', str(folder.path))}"
+
+
+def explain_longer(folder: RunFolder, config: Config) -> str:
+    """The same in a sentence, with the reason; begins in lower case."""
+    longer = train_longer(folder, config)
+    if can_be_extended(config):
+        return f"raise train.steps: {longer}"
     return (
-        f"start a new run with {shell_override('model.start_from', str(folder.path))}: train.steps "
-        "can change only in a run that was started with optim.schedule=constant and without "
-        "sft.final_weight, because the cosine schedule and the weight of targets both end at "
-        "the last step"
+        f"{longer}: train.steps can change only in a run that was started with "
+        "optim.schedule=constant and without sft.final_weight, because the cosine schedule and the "
+        "weight of targets both end at the last step"
     )

@@ -16,7 +16,7 @@ from glm_grpo.errors import CheckpointError, ConfigError, GlmGrpoError, StorageE
 from glm_grpo.output import counted
 from glm_grpo.run.checkpoints import verify_checkpoint
 from glm_grpo.run.config import read_config
-from glm_grpo.run.differences import refuse_other_settings, train_longer
+from glm_grpo.run.differences import explain_longer, refuse_other_settings
 from glm_grpo.run.finding import newest_whole, real_path, split_path
 from glm_grpo.run.folder import (
     RunFolder,
@@ -121,7 +121,7 @@ def _existing_run(path: Path, config: Config, lock: RunLock) -> ResumedRun:
     _refuse_lost_records(folder, config, done)
     is_finished = done == config.train.steps and folder.evaluation_path(done).exists()
     if is_finished:
-        longer = train_longer(folder, config)
+        longer = explain_longer(folder, config)
         said = f"is finished after {counted(done, 'step')}. To train longer, {longer}"
         logger.info("%s %s", folder.path, said)
     else:

@@ -27,8 +27,6 @@ _BYTES_PER_TOKEN = 4
 """About as many as a token has in English or Chinese."""
 _FAR = 4
 """How many times as long as usual a prompt is far longer."""
-_FIRST_WITH_BFLOAT16 = 8
-"""Compute capability of the first devices with bfloat16 (Ampere)."""
 
 
 def hint_at_bfloat16(dtype: str, device: torch.device) -> list[str]:
@@ -40,7 +38,7 @@ def hint_at_bfloat16(dtype: str, device: torch.device) -> list[str]:
     """
     if device.type != "cuda" or dtype != "bfloat16":
         return []
-    if torch.cuda.get_device_capability(device)[0] >= _FIRST_WITH_BFLOAT16:
+    if torch.cuda.is_bf16_supported(including_emulation=False):
         return []
     return [without_bfloat16(torch.cuda.get_device_name(device))]
 

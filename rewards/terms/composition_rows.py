@@ -122,10 +122,10 @@ def read_composition(metadata: Mapping[str, object]) -> Composition | None:
         )
     if tag is not None and not isinstance(tag, str):
         raise CompositionError(f"tag = {tag!r:.100} must be a text, such as counting")
-    if tag is not None and published_tag(tag) == COUNTING:
+    if tag is not None and tag != COUNTING and tag.strip().casefold() == COUNTING:
         raise CompositionError(
-            f"tag = {tag!r}: did you mean {COUNTING}, the tag of prompts whose objects count only "
-            "above composition.counting_threshold? Otherwise use a word that is less like it"
+            f"tag = {tag!r} is not {COUNTING}, the tag of prompts whose objects count only above "
+            "composition.counting_threshold; write it in lower case and without spaces"
         )
     for index, condition in enumerate(wanted):
         _check_other(f"include[{index}]", index, condition, wanted)

@@ -10,7 +10,7 @@ import torch
 from glm_grpo.commands.plan import describe_duration, expected_line, plan_config
 from glm_grpo.config import Config, compose_config
 from glm_grpo.models.planning import Parallelism
-from glm_grpo.plan.devices import DEVICES, Card, cards_with
+from glm_grpo.plan.devices import DEVICES, Hardware, hardware_with
 from glm_grpo.plan.expected import cheaper_configs, expected_seconds
 from glm_grpo.plan.floors import PhaseFloor
 from glm_grpo.setup.hints import hint_at_bfloat16
@@ -23,13 +23,13 @@ FLOORS: Mapping[str, PhaseFloor] = {
 PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
 
 
-def plan(name: str, card: Card, *overrides: str) -> list[str]:
+def plan(name: str, hardware: Hardware, *overrides: str) -> list[str]:
     """The lines of a plan, without its table."""
     parts = plan_config(
         compose_config(CONFIG_DIR, name, [*PROMPTS, *overrides]),
         memory=None,
         prompt_tokens=None,
-        card=card,
+        hardware=hardware,
         parallelism=Parallelism(1, is_sharded=False, is_mixed=False),
     )
     return [part for part in parts if isinstance(part, str)]
@@ -87,7 +87,7 @@ def test_cheaper_settings_add_up_and_skip_those_that_are_cheap_already() -> None
 
 
 def test_a_long_run_is_told_what_makes_it_shorter() -> None:
-    lines = plan("glm_image_24gb", Card([DEVICES["rtx4090"]], 24 * 10**9))
+    lines = plan("glm_image_24gb", Hardware([DEVICES["rtx4090"]], 24 * 10**9))
     (expected,) = (line for line in lines if line.startswith("expect about"))
     assert "200 steps: 1.4 days" in expected
     assert [line.split(":")[0] for line in lines if line.startswith("  with")] == [
@@ -98,7 +98,7 @@ def test_a_long_run_is_told_what_makes_it_shorter() -> None:
 
 
 def test_a_card_by_its_memory_stands_for_all_with_as_much() -> None:
-    lines = plan("janus_pro_1b_16gb", cards_with(16 * 10**9))
+    lines = plan("janus_pro_1b_16gb", hardware_with(16 * 10**9))
     for name in ("RTX 4060 Ti 16GB", "RTX 4080", "T4", "V100 SXM2"):
         assert any(line.startswith("a step takes at least") and name in line for line in lines)
     # Of these, two have no bfloat16.
@@ -108,23 +108,24 @@ def test_a_card_by_its_memory_stands_for_all_with_as_much() -> None:
 
 
 def test_a_card_without_bfloat16_is_fine_for_float16() -> None:
-    lines = plan("janus_pro_1b_16gb", Card([DEVICES["t4"]]), "model.dtype=float16")
+    lines = plan("janus_pro_1b_16gb", Hardware([DEVICES["t4"]]), "model.dtype=float16")
     assert not any("bfloat16" in line for line in lines)
 
 
 def test_a_memory_that_no_known_card_has_is_planned_without_times() -> None:
-    lines = plan("janus_pro_1b_16gb", cards_with(20 * 10**9))
-    assert any("no card with this memory is known" in line for line in lines)
+    lines = plan("janus_pro_1b_16gb", hardware_with(20 * 10**9))
+    assert any("no GPU with this memory is known" in line for line in lines)
     assert lines[-1].startswith("it fits")
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "count"), [(7, "bfloat16", 1), (7, "float16", 0), (8, "bfloat16", 0)]
+    ("is_native", "dtype", "count"),
+    [(False, "bfloat16", 1), (False, "float16", 0), (True, "bfloat16", 0)],
 )
-def test_a_run_is_told_if_its_card_emulates_bfloat16(
-    capability: int, dtype: str, count: int, monkeypatch: pytest.MonkeyPatch
+def test_a_run_is_told_if_its_device_emulates_bfloat16(
+    is_native: bool, dtype: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability, 5))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     hints = hint_at_bfloat16(dtype, torch.device("cuda"))
     assert [("Tesla T4" in hint, "model.dtype=float16" in hint) for hint in hints] == [

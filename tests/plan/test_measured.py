@@ -14,7 +14,7 @@ from glm_grpo.config import compose_config
 from glm_grpo.errors import StorageError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import UNDIVIDED
-from glm_grpo.plan.devices import DEVICES, Card, DeviceSpeed
+from glm_grpo.plan.devices import DEVICES, DeviceSpeed, Hardware
 from glm_grpo.plan.floors import PhaseFloor, step_work, work_of_run
 from glm_grpo.plan.measured import measured_seconds, measured_table
 from glm_grpo.run.folder import RunFolder
@@ -97,7 +97,7 @@ def test_plan_of_a_run_asks_not_whether_it_fits(run, configs_dir):
         compose_config(configs_dir, "tiny", []),
         memory=None,
         prompt_tokens=None,
-        card=Card([DEVICES["h200"]], memory=1),
+        hardware=Hardware([DEVICES["h200"]], memory=1),
         parallelism=UNDIVIDED,
         measured=run,
     )
