@@ -284,9 +284,9 @@ def _check(options: argparse.Namespace) -> None:
         _one_of(
             _argument(
                 "--device",
-                f"GPU: its name ({KNOWN}), or its memory, such as 16gb; gives the time of a step, "
-                "and whether the run fits (h100, without that check; the embedded model is planned "
-                "for the CPU if there is no accelerator)",
+                f"GPU: its name ({KNOWN}), or its memory, such as 16gb; shows the time of a step, "
+                "and whether the run fits (h100, without that check; for the embedded model, the "
+                "CPU if there is no accelerator)",
                 type=types.hardware,
                 metavar="GPU",
             ),
@@ -363,15 +363,15 @@ def _planned_hardware(config: Config, options: argparse.Namespace) -> Hardware |
             "--noises",
             "K",
             4,
-            "noises to decode one sample with, and score it each time",
+            "initial noises with which to decode and score one sample",
             (2, 1000),
             "a spread needs at least two",
         ),
         _argument(
             "--gradient",
-            "also measure whether the gradients of batches agree, with credit by image and, where "
-            "scores have places, by place, the latter with advantage.reward_to_go as in the "
-            "config, 1, and these; must come last",
+            "also measure whether batches agree on the gradient, with credit by image and, if "
+            "terms score places, by place: with advantage.reward_to_go as in the config, with 1, "
+            "and with these values; must come last",
             nargs="*",
             metavar="WEIGHT",
         ),
@@ -514,7 +514,7 @@ def _gallery(options: argparse.Namespace) -> None:
 
 
 @_command(
-    "show what other weights would have made of the stored scores of a run",
+    "show what other weights would have changed in a run, from its stored scores",
     "glm-grpo rescore outputs/DATE/TIME ocr=0.5",
     "glm-grpo rescore outputs/DATE/TIME ocr=0.5 reward.combine=normalize_then_sum",
     arguments=[

@@ -192,7 +192,7 @@ class RewardConfig(Options):
     """When a canary is outside the band of the untrained model for three steps in a row, or two
     evaluations: warn, or also save and stop."""
     canary_margin: MayChange[float] = Field(default=6.0, gt=0.0)
-    """Half the width of that band, in standard errors of a step's mean."""
+    """Half the width of a canary's band, in standard errors of a step's mean."""
 
     def weights(self) -> dict[str, float]:
         """Weight by term name, in the order of the R axis."""

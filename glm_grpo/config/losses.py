@@ -31,14 +31,14 @@ class LossSettings(Options):
     kl_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the reference policy; at 0 the reference never runs."""
     kl_estimator: LossKlEstimator
-    """Per-token estimator of that divergence. null: k3_corrected in the loss (k3 times the
-    probability ratio, which for each token, given those before it, stays unbiased in later updates
-    of a rollout), k1 in the reward."""
+    """Per-token estimator of that divergence. null: k3_corrected in the loss, k1 in the reward.
+    k3_corrected is k3 times the probability ratio, which stays unbiased in later updates of a
+    rollout, for each token given those before it."""
     kl_placement: Literal["loss", "reward"]
     """Add the divergence to the loss, or subtract it, summed over an image's tokens, from the
     reward before advantages are computed. The coefficient has the same scale in both cases; if
     advantages are divided by the rewards' standard deviation, the penalty is divided too. Only in
-    the reward does a token also answer for the divergence of the tokens after it."""
+    the reward is a token also penalised for the divergence of the tokens after it."""
     kl_behaviour_coef: float = Field(ge=0.0)
     """Weight of the KL divergence to the policy that sampled; 0: not used."""
     reference_sync_steps: int | None = Field(default=None, ge=1)
@@ -47,13 +47,13 @@ class LossSettings(Options):
     reference_mixup_alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """a in reference = a * policy + (1 - a) * reference, at each update of the reference."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of the mean token entropy, in nats, which the loss then increases; 0: not used. Needs
-    memory for one more hidden state per token during the update."""
+    """Weight of a bonus for the mean token entropy, in nats; 0: not used. Needs memory for one more
+    hidden state per token during the update."""
     importance_weights: ImportanceWeights = "truncate"
-    """Weight each token by how much more probable it is for the policy that learns than it was for
-    the sampler, which rounds differently in half precision, and has older weights with
-    `train.mode` async. Above `max_importance_ratio`, limit the weight to it (truncate), or set it
-    to 0 (mask); none: all weights are 1."""
+    """Weight each token by the ratio of its probability in the trainer to that in the sampler,
+    which rounds differently in half precision, and has older weights with `train.mode` async. Above
+    `max_importance_ratio`, limit the weight to it (truncate), or set it to 0 (mask); none: all
+    weights are 1."""
     max_importance_ratio: float = Field(default=2.0, ge=1.0)
     """Largest weight of a token."""
     min_importance_ratio: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -119,7 +119,7 @@ class ClippedLoss(TokenLoss):
     clip_high: float = Field(default=0.2, gt=0.0)
     """Clip the probability ratio above 1 + clip_high."""
     two_sided_clip: float | None = Field(default=None, gt=1.0)
-    """In images worse than their group, tokens whose ratio rose above this get no gradient
+    """In images worse than their group, drop the gradient of tokens whose ratio is above this
     (two-sided clip); must exceed 1 + clip_high. Absent: their gradient grows with the ratio."""
     ratio_level: Literal["token", "sequence"] = "token"
     """Use the ratio of each token, or the geometric mean over the image (GSPO), for which clip_low

@@ -222,7 +222,7 @@ COUNTERPARTS: Sequence[Counterpart] = (
         "model.adapter.target_modules",
         trl="target_modules lora_target_modules",
         verl="model.target_modules",
-        note="null is `all-linear`, of the language model alone",
+        note="null is `all-linear`, but only in the language model",
     ),
     Counterpart(
         None,
@@ -277,7 +277,7 @@ COUNTERPARTS: Sequence[Counterpart] = (
         trl="max_steps num_train_epochs",
         flow_grpo="num_epochs",
         verl="trainer.total_training_steps trainer.total_epochs",
-        note="counts rollouts, not updates and not passes over the prompts",
+        note="counts rollouts, not updates or passes over the prompts",
     ),
     Counterpart(
         "train.checkpoint_every", trl="save_steps", flow_grpo="save_freq", verl="trainer.save_freq"

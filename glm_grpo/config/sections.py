@@ -51,9 +51,9 @@ class AdapterSection(Options):
     """
 
     rank: int = Field(ge=1, le=16_384)
-    """Rank of each adapter's two factors."""
+    """Rank of the low-rank update."""
     alpha: float = Field(ge=1e-6, le=1e6)
-    """Numerator of the adapter scale alpha / rank."""
+    """The update is scaled by alpha / rank."""
     target_modules: Annotated[tuple[str, ...] | None, Field(strict=False, min_length=1)] = Field(
         default=None, examples=["[q_proj,v_proj]"]
     )
@@ -67,9 +67,9 @@ class ModelSection(Options):
     path: PathText = Field(examples=["tiny"])
     """`tiny` or `tiny_objects` (shipped with the package), a model's folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"]
-    """Dtype of weights and activations; log-probabilities are always float32. float16 rounds to 11
-    bits and bfloat16 to 8, so sampling and replay are closer in float16; but it holds no number
-    above 65504. GLM-Image's decoder needs more, and works in bfloat16 then."""
+    """Dtype of weights and activations; log-probabilities are always float32. Sampling and replay
+    agree better in float16 than in bfloat16, but float16 overflows above 65504, so GLM-Image's
+    decoder then computes in bfloat16."""
     adapter: AdapterSection | None = None
     """Low-rank adapters; absent: train the language model in full."""
     start_from: PathText | None = Field(default=None, examples=["my-run"])
@@ -83,7 +83,7 @@ class ModelSection(Options):
     compile: MayChange[bool] = True
     """Compile the layers of the language model with Inductor on a CUDA device, for sampling and
     replay. The run first compares compiled and eager layers; if they differ by more than rounding,
-    or compilation fails, it continues eagerly and reports this."""
+    or compilation fails, it continues in eager mode and reports this."""
 
 
 class DataSection(Options):
@@ -107,8 +107,8 @@ class RolloutSection(Options):
     """G, images sampled per prompt. Advantages compare the images of one prompt; a group of one has
     nothing to be compared with."""
     prompt_sampling: Literal["shuffle", "spread"] = "shuffle"
-    """`shuffle`: every prompt once an epoch. `spread`: new prompts first, then more often those
-    whose rewards differed most within the group at earlier visits; a quarter of these draws stays
+    """`shuffle`: every prompt once an epoch. `spread`: new prompts first, then in proportion to how
+    much the rewards of a prompt's group differed at earlier visits; a quarter of these draws is
     uniform."""
     dynamic_sampling_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
@@ -131,9 +131,9 @@ class RolloutSection(Options):
     """When sampling, drop tokens less probable than this fraction of the top token; absent: drop
     none."""
     guidance_scale: float | None = Field(default=None, ge=1.0, le=1e3, examples=[5.0])
-    """Scale of classifier-free guidance between tokens (Janus-Pro), part of the distribution that
-    is sampled from, trained and scored; above 1, every image takes two rows. Absent: as
-    published."""
+    """Scale of classifier-free guidance between tokens (Janus-Pro); tokens are sampled from, and
+    scored under, the guided distribution. Above 1, every image takes two rows. Absent: the
+    published scale."""
 
 
 class DecodeSection(Options):
@@ -156,9 +156,10 @@ class DecodeSection(Options):
     steps, to see whether fewer `rollout_steps` rank the images alike; it needs `rollout_steps`
     below `steps`."""
     recheck_groups: MayChange[int] = Field(default=4, ge=1)
-    """Prompts per recheck whose images are decoded with all steps, at most a step's prompts."""
+    """Prompts per recheck whose images are decoded with all steps, at most
+    `rollout.prompts_per_step`."""
     min_rank_correlation: MayChange[float] = Field(default=0.9, ge=-1.0, le=1.0)
-    """Spearman correlation of the totals within groups below which a recheck warns."""
+    """A recheck warns if the Spearman correlation of the totals within groups is below this."""
     batch_size: MayChange[int | None] = Field(default=None, ge=1)
     """Images of a group to decode at once; absent: the whole group. Changes memory and speed, not
     the images."""
@@ -168,8 +169,8 @@ class DecodeSection(Options):
     the images."""
     compile: MayChange[bool] = True
     """Compile the networks with Inductor on a CUDA device, unless `quantization` is set. The first
-    images of a run are also decoded eagerly; if they differ by more than rounding, or compilation
-    fails, the run continues eagerly and reports this."""
+    images of a run are also decoded in eager mode; if they differ by more than rounding, or
+    compilation fails, the run continues in eager mode and reports this."""
     quantization: Literal["float8"] | None = None
     """Store the diffusion transformer's weights in 8 bits (e4m3) and compute in `model.dtype`;
     absent: store them in `model.dtype`."""
@@ -192,11 +193,12 @@ class AdvantageSection(Options):
     clip: float | None = Field(default=None, gt=0.0)
     """Largest absolute advantage; absent: unlimited."""
     credit: Literal["image", "place"] = "image"
-    """Whether all tokens of an image get its advantage, or each token that of the places which it
-    draws, by terms that say which places earned their score (ssim, lpips, psnr, ocr)."""
+    """`image`: all tokens of an image get its advantage. `place`: each token gets that of the
+    places that it draws, from terms that say which places earned their score (ssim, lpips, psnr,
+    ocr, composition)."""
     reward_to_go: float = Field(default=0.4, ge=0.0, le=1.0)
-    """With `credit: place`, weight of the places that are drawn after a token in its grid: 0
-    compares only its own places, 1 all that follow (reward-to-go)."""
+    """With `credit: place`, weight of the places that are drawn after a token in its grid: 0 counts
+    only its own places, 1 also all that follow (reward-to-go)."""
 
 
 class OptimSection(Options):
@@ -205,7 +207,7 @@ class OptimSection(Options):
     learning_rate: float = Field(gt=0.0, le=10.0, examples=[1e-4])
     """Peak learning rate, reached after the warm-up."""
     schedule: Literal["cosine", "constant"]
-    """After the warm-up, decay to 0 at the last step along a cosine, or stay constant."""
+    """After the warm-up, decay along a cosine to 0 at the last step, or stay constant."""
     warmup_steps: int = Field(ge=0)
     """Training steps of linear warm-up from 0. A run with fewer steps ends before it reaches the
     peak."""
@@ -223,25 +225,25 @@ class TrainSection(Options):
     """Length of the run, sizes of its updates, and what to keep."""
 
     mode: Literal["sync", "async"] = "sync"
-    """Alternate collecting and learning, or do both at the same time: collectors produce the next
-    batches through Ray while this one is trained on."""
+    """Alternate collecting and learning (sync), or do both at the same time (async): Ray collectors
+    produce the next batches while the learner trains on this one."""
     method: Literal["grpo", "sft"] = "grpo"
     """Learn from rewards of sampled images (grpo), or from the prompts' target images without
-    sampling (sft), a warm start for `model.start_from`."""
+    sampling (sft), as a warm start for another run's `model.start_from`."""
     steps: int = Field(ge=1, le=_MOST_STEPS)
-    """Number of training steps: one rollout (or, for sft, the target images of as many prompts) and
-    its updates each."""
+    """Number of training steps. Each is one rollout (for sft, the target images of as many prompts)
+    and its updates."""
     seed: int = Field(ge=0, le=LARGEST_INT)
-    """Seed of the run: prompts and random numbers of step s are a function of (seed, s), with
-    `rollout.prompt_sampling: spread` also of earlier rewards."""
+    """Seed of the run. Prompts and random numbers of step s depend only on (seed, s); with
+    `rollout.prompt_sampling: spread`, prompts also depend on earlier rewards."""
     epochs_per_rollout: int = Field(ge=1, le=10**6)
-    """How often (epochs) a rollout is learned from, each time with `minibatches` optimizer updates;
-    above 1, the later updates are off-policy."""
+    """Passes (epochs) over each rollout, with `minibatches` optimizer updates each. Above 1, later
+    updates are off-policy."""
     minibatches: int = Field(default=1, ge=1, le=_MOST_IMAGES)
-    """Number of parts that a rollout's prompts are split into, with one optimizer update each, so k
-    of them make k updates per epoch. Above 1, the later ones are off-policy."""
+    """Number of parts into which the prompts of a rollout are split, with one optimizer update each
+    per epoch. Above 1, later updates are off-policy."""
     skip_zero_std: MayChange[bool] = False
-    """Skip the replay of images with advantage 0 if nothing but the advantage weighs them: the same
+    """Skip the replay of images with advantage 0 if no other part of the loss needs it: the same
     gradient in less time."""
     micro_batch_size: MayChange[int] = Field(ge=1)
     """Images per forward and backward pass, at most prompts_per_step * group_size; the last pass
@@ -257,9 +259,9 @@ class TrainSection(Options):
     """`auto` (the run in run_dir, or in dated folders the newest unfinished run with these
     settings), a run folder, or a checkpoint in one; absent: start a new run."""
     resume_with_changes: MayChange[bool] = False
-    """Resume even if the training prompts, the model or what a reward or loss reads is no longer
-    what the run began with; the log and `run.notes` then say what changed. Other held-out prompts
-    are always refused."""
+    """Resume even if the training prompts, the model, or files or code of a reward or loss have
+    changed since the run began; the log and `run.notes` then say what changed. Changed held-out
+    prompts are always refused."""
 
     @property
     def updates_per_step(self) -> int:
@@ -273,8 +275,8 @@ class AsyncSection(Options):
     collectors: MayChange[int] = Field(default=2, ge=1)
     """Processes that sample, decode and score, each with its own models."""
     max_policy_age: int = Field(default=1, ge=0)
-    """Largest lag, in optimizer updates, of the sampling weights behind the trained ones; 0: the
-    same results as a synchronous run."""
+    """Maximum age, in optimizer updates, of the weights that sample a batch; 0: the same results as
+    a synchronous run."""
     push_every: int = Field(default=1, ge=1)
     """Optimizer updates between pushes of the weights to the collectors."""
     address: MayChange[str | None] = Field(default=None, pattern=r"^(auto|[^/\s]+:\d{1,5})$")
@@ -309,15 +311,14 @@ class SftSection(Options):
     """The SFT term: the cross-entropy of target images, added to the loss of the samples."""
 
     weight: float = Field(default=0.0, ge=0.0)
-    """Weight of the SFT term in the loss: the cross-entropy of the target images' tokens, nats per
-    token. 0: use target images only for scores."""
+    """Weight of the SFT term in the loss: the cross-entropy of the target images' tokens, in nats
+    per token. 0: use target images only for scores."""
     final_weight: float | None = Field(default=None, ge=0.0)
     """Weight at the last step, approached linearly; absent: `weight` throughout."""
     preview: Literal["encode", "repeat"] = "encode"
-    """How to make the preview tokens of a target image, which does not come with any. Either encode
-    the image scaled down to the preview's size (published model), or repeat the nearest target
-    tokens (models trained that way, such as the embedded one). Also read with `train.method`
-    sft."""
+    """How to make preview tokens for a target image: encode the image, scaled down to the preview's
+    size (published model), or repeat the nearest target tokens (models trained that way, such as
+    the embedded one). Also used with `train.method` sft."""
 
     @property
     def is_used(self) -> bool:
@@ -334,12 +335,12 @@ class EvalSection(Options):
     """Seed of the evaluations: the same random numbers at every evaluation, in this and other
     runs."""
     ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Evaluate and export a moving average of the weights, with this decay per training step, such
-    as 0.9; in the first steps a smaller one, at most step / (step + 9). Absent: the weights
+    """Evaluate and export a moving average of the weights with this decay per training step, such
+    as 0.9; in the first steps, the decay is at most step / (step + 9). Absent: the weights
     themselves."""
     group_by: MayChange[str | None] = Field(default=None, min_length=1, examples=["category"])
-    """Column of the prompts by which scores are also shown, such as `category`; absent: `tag`, if
-    rows have one."""
+    """Also show scores by this column of the prompts, such as `category`; absent: by `tag`, if rows
+    have one."""
 
 
 def _check_text(text: str) -> str:

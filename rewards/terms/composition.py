@@ -81,7 +81,7 @@ class CompositionConfig(TermConfig):
     """Fraction of the sizes of two objects by which their centres must be apart, before one is left
     of, right of, above or below the other."""
     max_objects: int = Field(default=PUBLISHED.max_objects, ge=1, le=1000)
-    """Most objects of a class that count in an image, the best ones."""
+    """Largest number of objects of a class that count in an image; the best ones do."""
     clip_model: PathText = "ViT-L-14-quickgelu"
     """An open_clip architecture, or the path of a model config in open_clip's JSON format; it
     judges the colours of objects."""
