@@ -11,7 +11,7 @@ RATIOS: Mapping[str, float] = {"rollout": 3.6, "decode": 2.0, "update": 3.6, "of
 """Seconds of a phase divided by its floor, in the second step of `glm_image_80gb` on 8 images; of
 copies to and from the device alone.
 
-Source: benchmarks/RESULTS.md, On a card (one H200, random weights, compiled decoder).
+Source: benchmarks/RESULTS.md, On a GPU (one H200, random weights, compiled decoder).
 """
 
 EAGER_DECODE = 3.0
