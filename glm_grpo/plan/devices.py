@@ -97,8 +97,8 @@ def find_device(name: str) -> DeviceSpeed | None:
     written = name.lower()
     if any(form in written for form in _OTHER_FORMS):
         return None
-    # One word each: an RTX 4080 SUPER, an L40 and a T400 are other devices.
-    words = re.split(r"[\s-]+", re.sub(r"(?<=rtx) | (?=(ti|super)\b)", "", written))
+    # One word each: an RTX 4080 SUPER, an RTX 4090 D, an L40 and a T400 are other devices.
+    words = re.split(r"[\s-]+", re.sub(r"(?<=rtx) | (?=(ti|super|d)\b)", "", written))
     return next((speed for key, speed in DEVICES.items() if key in words), None)
 
 

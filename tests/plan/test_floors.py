@@ -75,6 +75,7 @@ def test_rollout_floor_is_that_of_operations_where_they_take_longer():
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H200 NVL", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA L40", None),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L4", "l4"),
