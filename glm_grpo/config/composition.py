@@ -39,7 +39,7 @@ from glm_grpo.config.paths import with_function_folders
 from glm_grpo.config.renamed import new_key, with_new_keys
 from glm_grpo.config.root import Config
 from glm_grpo.errors import ConfigError
-from rewards.problems import known_keys, nearest_keys
+from rewards.problems import known_keys, nearest_keys, walk_fields
 from rewards.terms import KINDS
 from rewards.terms.ocr import OCR_ENGINES
 
@@ -54,6 +54,7 @@ OWN_CONFIG = "config"
 
 _TERMS = "reward.terms."
 _KEYS = known_keys(Config)
+_LISTS = {key for key, field in walk_fields(Config) if "tuple[" in str(field.annotation)}
 _TERM_NAME = re.compile("[a-z][a-z0-9_]*")
 _TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
 
@@ -342,6 +343,7 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
     Args:
         overrides: As typed, to find misspelled keys.
     """
+    _refuse_names_in_lists(overrides)
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -369,6 +371,18 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
             reason = re.sub(r"\nTo append to your config use \+.*", "", reason)
         message = "\n".join([*said, reason])
         raise ConfigError(f"The config cannot be composed: {message}") from error
+
+
+def _refuse_names_in_lists(overrides: Iterable[str]) -> None:
+    """Refuse a name below the key of a list, which OmegaConf takes for an index."""
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        section, _, name = key.rpartition(".")
+        if section in _LISTS and not name.isdigit():
+            raise ConfigError(
+                f"{override}: {section} is a list without keys; write {section}="
+                f"[{value.strip('[]')}]"
+            )
 
 
 def _is_known(key: str) -> bool:

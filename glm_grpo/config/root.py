@@ -81,7 +81,9 @@ class Config(Options):
     """What to move to CPU memory while a phase does not need it."""
     run: RunSection = Field(default_factory=RunSection)
     """Name, notes and tags that describe the run to people."""
-    trackers: MayChange[Annotated[tuple[TrackerName, ...], Field(strict=False)]]
+    trackers: MayChange[Annotated[tuple[TrackerName, ...], Field(strict=False)]] = Field(
+        examples=["[wandb]"]
+    )
     """Where to send metrics and evaluation prompts in addition to the run folder; may be empty."""
     run_dir: MayChange[PathText] = Field(examples=["my-run"])
     """Folder of the run, shared by all its processes."""
