@@ -99,8 +99,8 @@ def probe_reward(name: str, folder: Path, config: Config, *, prompts: int) -> No
         "scores": term.verdict.short(),
         "gradient": report.verdict.short(),
         "ground": report.verdict.ground,
-        "std_within": report.audit.total.std_within,
-        "zero_std": report.audit.total.zero_std_fraction,
+        "std_within": report.total.std_within,
+        "zero_std": report.total.zero_std_fraction,
         "noise": report.total_noise_fraction,
         **vars(gradient.agreement),
     }

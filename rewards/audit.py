@@ -50,28 +50,31 @@ class TermAudit:
 
 @dataclass(frozen=True)
 class RewardAudit:
-    """Audit of a whole reward.
+    """Audit of the terms of a reward.
 
     Attributes:
         terms: In the order of the table.
-        total: Audit of the totals, which are relative to their group under `normalize_then_sum`.
         correlations: See `correlations`.
     """
 
     terms: tuple[TermAudit, ...]
-    total: TermAudit
     correlations: Float64[Tensor, "R R"]
 
 
 def audit_table(table: RewardTable, *, mode: Mode) -> RewardAudit:
-    """Audit a reward from its raw scores and weights; `mode` affects only shares and the total."""
+    """Audit the terms of a reward from raw scores and weights; `mode` affects only shares."""
     shares = advantage_shares(table, mode=mode).tolist()
     terms = [
         _audit_term(name, table.raw[table.is_applicable[:, column], :, column], share)
         for column, (name, share) in enumerate(zip(table.names, shares, strict=True))
     ]
-    total = _audit_term("total", combine(table, mode=mode), sum(shares))
-    return RewardAudit(tuple(terms), total, correlations(table))
+    return RewardAudit(tuple(terms), correlations(table))
+
+
+def audit_total(table: RewardTable, *, mode: Mode) -> TermAudit:
+    """Audit the totals, which are relative to their group under `normalize_then_sum`."""
+    share = advantage_shares(table, mode=mode).sum().item()
+    return _audit_term("total", combine(table, mode=mode), share)
 
 
 def _audit_term(name: str, scores: Float32[Tensor, "P G"], share: float) -> TermAudit:

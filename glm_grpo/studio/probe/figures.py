@@ -15,7 +15,7 @@ from glm_grpo.studio.probe.gradient import ProbedGradient
 from glm_grpo.studio.probe.probe import FullDecode, ProbeSamples
 from glm_grpo.studio.probe.verdict import ProbedRun, Verdict, judge_gradient, judge_scores
 from glm_grpo.training.monitors.recheck import compare_ranks
-from rewards.audit import RewardAudit, TermAudit, audit_table, noise_fractions
+from rewards.audit import RewardAudit, TermAudit, audit_table, audit_total, noise_fractions
 from rewards.types import RewardTable
 from rewards.weighting import Mode, combine
 
@@ -77,7 +77,8 @@ class ProbeReport:
 
     Attributes:
         terms: In the order of the table; not all weights are 0.
-        audit: Audit of the whole reward.
+        audit: Audit of the terms.
+        total: Audit of the total.
         mean_total: Mean over all samples; NaN where totals are relative to a group.
         copy_total: Mean total of the unchanged first source images; NaN without sources, and
             where totals are relative to a group.
@@ -90,6 +91,7 @@ class ProbeReport:
 
     terms: tuple[ProbedTerm, ...]
     audit: RewardAudit
+    total: TermAudit
     prompts: int
     group_size: int
     mean_total: float
@@ -114,7 +116,7 @@ def report_probe(
         gradient: Gradients of the batches, if they were measured.
     """
     table, mode = samples.scores, config.reward.combine
-    audit = audit_table(table, mode=mode)
+    audit, total = audit_table(table, mode=mode), audit_total(table, mode=mode)
     run = ProbedRun(
         prompts=len(samples.prompts),
         noises=samples.redrawn.shape[1],
@@ -129,9 +131,9 @@ def report_probe(
         for term, fraction, weight in zip(audit.terms, noise, table.weights.tolist(), strict=True)
     ]
     total_noise = _total_noise_fraction(samples, mode=mode)
-    verdict = judge_scores(audit.total, total_noise, run)
+    verdict = judge_scores(total, total_noise, run)
     if gradient is not None:
-        verdict = judge_gradient(audit.total, gradient.agreement, run)
+        verdict = judge_gradient(total, gradient.agreement, run)
     terms = zip(
         audit.terms,
         table.weights.tolist(),
@@ -151,6 +153,7 @@ def report_probe(
     return ProbeReport(
         terms=tuple(ProbedTerm(*figures) for figures in terms),
         audit=audit,
+        total=total,
         prompts=run.prompts,
         group_size=run.group_size,
         mean_total=samples.totals.nanmean().item() if mode == "weighted_sum" else math.nan,

@@ -71,7 +71,7 @@ def _verdict_table(report: ProbeReport) -> Table:
 
 
 def _groups_table(report: ProbeReport) -> Table:
-    audits = [*(term.audit for term in report.terms), report.audit.total]
+    audits = [*(term.audit for term in report.terms), report.total]
     return Table(
         "what differs inside groups",
         ("term", "distinct\nscores", "zero-std\ngroups", "all\nworst", "all\nbest"),
@@ -100,8 +100,8 @@ def _drive_table(report: ProbeReport) -> Table:
             *map(_drive_row, report.terms),
             (
                 *("total", *(NO_VALUE,) * 3),
-                *map(_show, (report.mean_total, report.audit.total.std)),
-                _show(report.audit.total.std_within),
+                *map(_show, (report.mean_total, report.total.std)),
+                _show(report.total.std_within),
             ),
         ),
         "share: of the variance of the advantage; equal weight: 1 / std inside groups, scaled to "
@@ -118,7 +118,7 @@ def _drive_row(term: ProbedTerm) -> tuple[str, ...]:
 
 
 def _gain_table(report: ProbeReport) -> Table:
-    total = report.audit.total
+    total = report.total
     copied = [term.copied_source for term in report.terms] + [report.copy_total]
     rows = [
         *map(_gain_row, report.terms),

@@ -57,10 +57,11 @@ def make_report(
     if correlations is None:
         correlations = torch.eye(len(terms), dtype=torch.float64)
     total = make_term(name="total", std=0.375, headroom=0.1875, saturation=0.25).audit
-    audit = RewardAudit(tuple(term.audit for term in terms), total, correlations)
+    audit = RewardAudit(tuple(term.audit for term in terms), correlations)
     return ProbeReport(
         terms,
         audit,
+        total,
         prompts=24,
         group_size=8,
         mean_total=0.625,
