@@ -105,6 +105,18 @@ def contributions(
     return found.masked_fill(is_left_out(table)[:, :, None], torch.nan)
 
 
+def in_group_stds(
+    scores: Float32[Tensor, "P K R"] | Float64[Tensor, "P K R"], table: RewardTable
+) -> Float32[Tensor, "P K R"]:
+    """Scores of the same prompts in stds of the table's groups, not below the term's floor.
+
+    0 in a group whose scores are all equal. Not centred: the variance of these scores has the unit
+    of the variance inside groups under `normalize_then_sum`.
+    """
+    is_equal = is_zero_std(_kept(table))[:, None, :]
+    return (scores.double() / _group_divisors(table)).masked_fill(is_equal, 0.0).float()
+
+
 def placed_contributions(
     table: RewardTable, grid: Grid, *, mode: Mode
 ) -> Float64[Tensor, "P G R K"]:
@@ -205,9 +217,7 @@ def _kept(table: RewardTable) -> Float32[Tensor, "P G R"]:
 
 
 def _standardise(table: RewardTable) -> Float32[Tensor, "P G R"]:
-    kept = _kept(table)
-    standardised = centre(kept.double()) / _group_divisors(table)
-    return standardised.masked_fill(is_zero_std(kept)[:, None, :], 0.0).float()
+    return in_group_stds(centre(_kept(table).double()), table)
 
 
 def _group_divisors(table: RewardTable) -> Float64[Tensor, "P 1 R"]:

@@ -17,7 +17,7 @@ from glm_grpo.studio.probe.verdict import ProbedRun, Verdict, judge_gradient, ju
 from glm_grpo.training.monitors.recheck import compare_ranks
 from rewards.audit import RewardAudit, TermAudit, audit_table, audit_total, noise_fractions
 from rewards.types import RewardTable
-from rewards.weighting import Mode, combine
+from rewards.weighting import Mode, combine, in_group_stds
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class ProbeReport:
         mean_total: Mean over all samples; NaN where totals are relative to a group.
         copy_total: Mean total of the unchanged first source images; NaN without sources, and
             where totals are relative to a group.
-        total_noise_fraction: See `rewards.audit.noise_fractions`; NaN where totals are relative to
-            a group.
+        total_noise_fraction: See `rewards.audit.noise_fractions`.
         verdict: Whether the whole reward can move the model.
         decode: None where rollouts are decoded in full.
         gradient: None where it was not measured.
@@ -166,10 +165,11 @@ def report_probe(
 
 
 def _total_noise_fraction(samples: ProbeSamples, *, mode: Mode) -> float:
-    """Of the total; NaN where totals are relative to a group."""
-    if mode != "weighted_sum":
-        return math.nan
-    redrawn = combine(replace(samples.scores, raw=samples.redrawn), mode=mode)
+    """Of the total; a term standardised in each group has its noise in the same stds."""
+    redrawn = samples.redrawn
+    if mode == "normalize_then_sum":
+        redrawn = in_group_stds(redrawn, samples.scores)
+    redrawn = combine(replace(samples.scores, raw=redrawn), mode="weighted_sum")
     totals = RewardTable(
         names=("total",),
         raw=samples.totals[..., None],

@@ -14,11 +14,17 @@ from glm_grpo.data.prompts import part_of_batch
 from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.studio.probe.figures import equal_weights, report_decode, report_probe
 from glm_grpo.studio.probe.gradient import GradientProbe
-from glm_grpo.studio.probe.probe import FullDecode, join_decodes, sample_probe
+from glm_grpo.studio.probe.probe import (
+    FullDecode,
+    ProbeSamples,
+    join_decodes,
+    sample_probe,
+)
 from glm_grpo.training.batches import build_batch
-from glm_grpo.types import Experience
+from glm_grpo.types import Experience, ImageBatch
 from rewards.terms.ssim import SsimReward
-from rewards.types import RewardTable
+from rewards.types import Prompt, RewardTable
+from rewards.weighting import combine
 from tests.opened import prompts_of
 from tests.studio.probe.reports import NAN, make_term
 
@@ -208,6 +214,41 @@ def test_equal_weights_give_all_terms_one_spread_and_are_as_large_as_those_given
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert equal_weights(audits, weights, mode="normalize_then_sum").isnan().all()
     assert equal_weights(audits[2:3], weights[2:3], mode="weighted_sum").isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("redrawn", "fraction", "verdict"),
+    # In stds of the groups, the first term varies by 0 and 1 / sqrt(2), variance 1/4; and both
+    # terms vary as in the group.
+    [
+        ([[0.0, 5.0], [1.0, 5.0]], 0.0625, "can move it"),
+        ([[0.0, 0.0], [2.0, 200.0]], 1.0, "cannot: noise"),
+    ],
+)
+def test_a_total_of_standardised_terms_has_their_noise(
+    redrawn: list[list[float]], fraction: float, verdict: str
+) -> None:
+    # Standardised, each term is -+1 / sqrt(2): totals -+sqrt(2), variance 4.
+    table = replace(
+        make_table([0.0]), raw=torch.tensor([[[0.0, 0.0], [2.0, 200.0]]]), weights=torch.ones(2)
+    )
+    pixels, undefined = torch.zeros(1, 2, 3, 1, 1, dtype=torch.uint8), torch.full((1, 2), NAN)
+    samples = ProbeSamples(
+        prompts=(Prompt("0", "a sign"),),
+        images=ImageBatch(pixels=pixels, decode_seeds=(0,)),
+        scores=table,
+        totals=combine(table, mode="normalize_then_sum"),
+        redrawn=torch.tensor([redrawn]),
+        target=undefined,
+        reconstruction=undefined,
+        reconstructed_pixels=pixels[:, 0],
+        copies=undefined,
+        full=None,
+    )
+    config = compose_config(CONFIG_DIR, "tiny", ["reward.combine=normalize_then_sum"])
+    report = report_probe(samples, config)
+    assert report.total_noise_fraction == pytest.approx(fraction)
+    assert report.verdict.short() == verdict
 
 
 def test_join_decodes_puts_prompts_after_prompts_and_adds_up_what_was_timed() -> None:
