@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from glm_grpo.config import EMBEDDED_MODELS, Config
+from glm_grpo.config import EMBEDDED_MODELS, Config, compose_config
+from glm_grpo.config.composition import PACKAGED_CONFIGS
 from glm_grpo.errors import ModelError
 from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import MemoryPlan, Parallelism, Planner
@@ -19,6 +21,9 @@ from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import PhaseFloor, step_floors
 from glm_grpo.plan.measured import describe_seconds, measured_table
 from glm_grpo.run.folder import RunFolder
+
+_OF_A_SIZE = re.compile(r"_(\d+)gb$")
+"""End of the name of a config for one device, with its memory in GB."""
 
 _UNITS_OF_TIME = (("days", 86_400, 86_400), ("hours", 3_600, 7_200), ("minutes", 60, 0))
 """Unit, its seconds, and the seconds from which it is used."""
@@ -145,21 +150,49 @@ def plan_config(
     yield memory_table(plan, title=f"memory of {config.model.path} by phase{each}")
     yield from memory_lines(plan)
     yield from model.family.hint_at_size(model.path, config)
+    # A run that was measured did fit, perhaps on more devices than are planned for here.
+    if memory is None and hardware is not None and measured is None:
+        memory = hardware.memory
+    if memory is not None and plan.peak > memory:
+        # Before any times, which would be those of a run that cannot be.
+        raise ModelError(
+            f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than "
+            f"{describe_bytes(memory)}\n{_describe_fitting(config, planner, memory)}"
+        )
     if hardware is not None:
         times = _Times(of_model, planner, prompt_tokens, parallelism.count)
         yield from times.describe(config, hardware, measured)
-        # A run that was measured did fit, perhaps on more devices than are planned for here.
-        if memory is None and measured is None:
-            memory = hardware.memory
-    if memory is None:
-        return
-    if plan.peak <= memory:
+    if memory is not None:
         yield f"it fits: {describe_bytes(memory - plan.peak)} free"
-        return
-    raise ModelError(
-        f"the {plan.peak_phase} phase takes {describe_bytes(plan.peak)}, more than "
-        f"{describe_bytes(memory)}\n{planner.advise(config, memory).describe(memory)}"
-    )
+
+
+def _describe_fitting(config: Config, planner: ConfigPlanner, memory: int) -> str:
+    """Name the packaged config that is made for a memory, and settings with which a config fits."""
+    lines = [planner.advise(config, memory).describe(memory)]
+    if packaged := _packaged_for(config, memory):
+        name, other = packaged
+        if (peak := planner.plan(other).peak) <= memory:
+            lines.insert(
+                0, f"for this memory there is --config-name {name}: {describe_bytes(peak)}"
+            )
+    return "\n".join(lines)
+
+
+def _packaged_for(config: Config, memory: int) -> tuple[str, Config] | None:
+    """The packaged config of the same model and task for the largest device within a memory."""
+    prompts = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
+    found: dict[int, tuple[str, Config]] = {}
+    for path in PACKAGED_CONFIGS.glob("*gb.yaml"):
+        match = _OF_A_SIZE.search(path.stem)
+        if match and (size := int(match[1])) * 10**9 <= memory:
+            other = compose_config(None, path.stem, prompts)
+            if _task_of(other) == _task_of(config):
+                found[size] = path.stem, other
+    return found[max(found)] if found else None
+
+
+def _task_of(config: Config) -> tuple[str, bool, bool]:
+    return config.model.path, config.model.adapter is None, config.data.sources > 0
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
 
 from glm_grpo.commands.plan import describe_duration, expected_line, plan_config
 from glm_grpo.config import Config, compose_config
+from glm_grpo.errors import ModelError
 from glm_grpo.models.planning import Parallelism
 from glm_grpo.plan.devices import DEVICES, Hardware, hardware_with
 from glm_grpo.plan.expected import cheaper_configs, expected_seconds
@@ -23,7 +25,7 @@ FLOORS: Mapping[str, PhaseFloor] = {
 PROMPTS = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
 
 
-def plan(name: str, hardware: Hardware, *overrides: str) -> list[str]:
+def lines_of_plan(name: str, hardware: Hardware, *overrides: str) -> Iterator[str]:
     """The lines of a plan, without its table."""
     parts = plan_config(
         compose_config(CONFIG_DIR, name, [*PROMPTS, *overrides]),
@@ -32,7 +34,11 @@ def plan(name: str, hardware: Hardware, *overrides: str) -> list[str]:
         hardware=hardware,
         parallelism=Parallelism(1, is_sharded=False, is_mixed=False),
     )
-    return [part for part in parts if isinstance(part, str)]
+    return (part for part in parts if isinstance(part, str))
+
+
+def plan(name: str, hardware: Hardware, *overrides: str) -> list[str]:
+    return [*lines_of_plan(name, hardware, *overrides)]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,30 @@ def test_a_card_by_its_memory_stands_for_all_with_as_much() -> None:
     told = [line for line in lines if "set model.dtype=float16" in line]
     assert [name in line for name, line in zip(("T4", "V100"), told, strict=True)] == [True, True]
     assert lines[-1].startswith("it fits")
+
+
+@pytest.mark.parametrize(
+    ("words", "card", "packaged"),
+    [
+        ("glm_image_80gb", 16, "glm_image_16gb"),
+        ("glm_image_80gb", 24, "glm_image_24gb"),
+        ("glm_image_edit_80gb", 24, "glm_image_edit_24gb"),
+        ("janus_pro_1b_24gb", 16, "janus_pro_1b_16gb"),
+        # None is that small, and none trains the whole language model.
+        ("glm_image_80gb", 12, None),
+        ("glm_image_full model.dtype=float32", 80, None),
+    ],
+)
+def test_what_does_not_fit_is_told_what_does_and_no_times(
+    words: str, card: int, packaged: str | None
+) -> None:
+    hardware, lines = Hardware([DEVICES["rtx4090"]], card * 10**9), list[str]()
+    name, *overrides = words.split()
+    with pytest.raises(ModelError, match="phase takes .* more than") as caught:
+        lines.extend(lines_of_plan(name, hardware, *overrides))
+    assert not any("a step takes" in line or "expect about" in line for line in lines)
+    named = re.findall(r"there is --config-name (\w+): ", str(caught.value))
+    assert named == ([] if packaged is None else [packaged])
 
 
 def test_a_card_without_bfloat16_is_fine_for_float16() -> None:
