@@ -46,13 +46,8 @@ def check_prompts(
         # Ask every term, even those that are only watched: one may refuse the prompt.
         applicable = [term for term in terms if term.applies_to(prompt)]
         if not any(term in weighted for term in applicable):
-            raise RewardError(
-                f"prompt {prompt.prompt_id} ({prompt.prompt!r}) cannot be rewarded: none of "
-                f"the terms with a weight ({', '.join(term.name for term in weighted)}) "
-                "applies to it. Give it a target image (lpips, ssim), a text in quotation "
-                "marks (ocr) or objects in `include` (composition), remove it, or add a term that "
-                "applies to every prompt (clip_score)"
-            )
+            names = [term.name for term in weighted]
+            raise RewardError(describe_uncovered(prompt.prompt_id, prompt.prompt, names))
         total += 1
         named = f"{prompt.prompt_id} ({prompt.prompt[:_LONGEST_SHOWN]!r})"
         for term in terms:
@@ -78,6 +73,20 @@ def check_prompts(
         if term.prompt_ids != "*" and counts[term.name] == 0
     ]
     return lines + unmatched
+
+
+def describe_uncovered(prompt_id: str, caption: str, names: Iterable[str]) -> str:
+    """Describe a prompt that no term can score.
+
+    Args:
+        names: Names of the terms with a weight.
+    """
+    return (
+        f"prompt {prompt_id} ({caption!r}) cannot be rewarded: none of the terms with a weight "
+        f"({', '.join(names)}) applies to it. Give it a target image (lpips, ssim), a text in "
+        "quotation marks (ocr) or objects in `include` (composition), remove it, or add a term "
+        "that applies to every prompt (clip_score)"
+    )
 
 
 def describe_rare_terms(

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,10 +43,11 @@ from glm_grpo.setup.hints import (
     hint_at_tags,
     list_asked,
 )
+from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.setup.rewards import check_metadata, check_used
 from glm_grpo.tiny.world import CAPTION_FORM
 from rewards.score_map import ScoreBox
-from rewards.types import RewardTable
+from rewards.types import RewardError, RewardTable
 from tests.factories import tiny_config
 from tests.opened import prompts_of
 
@@ -501,6 +502,46 @@ def test_objects_that_a_term_could_never_find_are_refused_before_a_model_is_load
             check_metadata(config, prompts_of(config).training, is_training=True)
     else:
         check_metadata(config, prompts_of(config).training, is_training=True)
+
+
+@pytest.fixture
+def text_config(tmp_path: Path, configs_dir: Path) -> Callable[..., Config]:
+    """Composes a config whose reward is OCR alone, with training prompts of its own."""
+
+    def compose(*rows: dict[str, object], overrides: Sequence[str] = ()) -> Config:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        data = (f"data.path={path}", "data.eval_path=tiny:heldout")
+        words = [*LEAST, *data, *LEFT_OUT, "aesthetic=null", *overrides]
+        return compose_config(configs_dir, "tiny", words)
+
+    return compose
+
+
+def test_a_row_that_no_term_can_score_is_refused_though_the_model_is_missing(
+    text_config: Callable[..., Config],
+) -> None:
+    rows = ({"prompt": 'a sign "STOP"'}, {"prompt": "a cat"})
+    with pytest.raises(ConfigError) as caught:
+        prepare(text_config(*rows, overrides=["model.path=no/such/model"]))
+    assert "no/such/model" in str(caught.value)
+    assert "prompts.jsonl, line 2: prompt 00001 ('a cat') cannot be rewarded" in str(caught.value)
+
+
+def test_a_text_that_the_scorer_cannot_read_is_refused_before_the_model_is_loaded(
+    text_config: Callable[..., Config],
+    give_memory: Callable[[int | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("not loaded")
+
+    monkeypatch.setattr("glm_grpo.setup.prepared_run.load_models", refuse)
+    give_memory(None)
+    config = text_config({"prompt": "a sign", "text": "OPEN \U0001f642"})
+    for start in (lambda: list(check_config(config)), lambda: run_training(config)):
+        with pytest.raises(RewardError, match="prompt 00000 asks for the text .* cannot read"):
+            start()
 
 
 def test_objects_that_prompts_ask_for_are_listed(tmp_path: Path, configs_dir: Path) -> None:

@@ -38,11 +38,12 @@ def check_config(config: Config) -> Iterator[str]:
     if config.eval.ema_decay is not None:
         yield f"average: {describe_average(config.eval.ema_decay, config.train.steps)}"
     yield f"memory: {prepared.memory}"
-    models = prepared.load()
-    yield f"model: loaded {config.model.path} in {config.model.dtype}"
+    scorer = prepared.load_scorer()
     weights = ", ".join(f"{name} {weight:g}" for name, weight in config.reward.weights().items())
     found = f"reward: {weights}; every prompt has a term that applies"
-    yield "\n    ".join([found, *prepared.check_scored(models)])
+    yield "\n    ".join([found, *prepared.check_scored(scorer)])
+    models = prepared.load(scorer)
+    yield f"model: loaded {config.model.path} in {config.model.dtype}"
     batch = build_batch(config, prompts.training, 1)
     if found := check_code_path(models, batch):
         yield f"code path: {found}"

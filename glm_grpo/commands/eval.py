@@ -42,7 +42,7 @@ from glm_grpo.run.provenance import (
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.run.writing import append_metrics, write_evaluation
-from glm_grpo.setup.loading import load_models
+from glm_grpo.setup.loading import load_models, load_scorer
 from glm_grpo.setup.prompts import held_out_batches, read_held_out
 from glm_grpo.setup.provenance import describe_provenance
 from glm_grpo.setup.rewards import check_metadata, check_terms
@@ -147,11 +147,11 @@ class _Prepared:
         """Load the models, with the weights that a run of the config would start with."""
         config = self.config.without_reference()
         device = make_accelerator().device
-        models = load_models(config, self.model, device, start=find_start(config))
+        scorer = load_scorer(config, device)
         prompts = (self.held_out[index] for index in range(len(self.held_out)))
-        for line in check_prompts(models.scorer.terms, prompts, set_name="held-out prompts"):
+        for line in check_prompts(scorer.terms, prompts, set_name="held-out prompts"):
             logger.warning("%s", line)
-        return models
+        return load_models(config, self.model, device, scorer=scorer, start=find_start(config))
 
     def evaluate(self, models: Models, *, step: int, untrained: RewardTable | None) -> Evaluation:
         """Evaluate the policy, whose weights are those of `step`."""

@@ -67,9 +67,10 @@ def probe_config(
         prepared = replace(prepared, config=config.without_reference())
     else:
         check_batches(len(_whole(config, batches)), config.rollout.prompts_per_step)
-    models = prepared.load()
-    for line in prepared.check_scored(models):
+    scorer = prepared.load_scorer()
+    for line in prepared.check_scored(scorer):
         logger.warning("%s", line)
+    models = prepared.load(scorer)
     gradient = None if weights is None else _build_gradient(config, models, batches, weights)
     samples = sample_probe(models, batches, config, noises=noises, gradient=gradient)
     found = None if gradient is None else gradient.report()

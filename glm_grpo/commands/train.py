@@ -118,8 +118,9 @@ def _train(
         folder.path,
     )
     with processes.together():
-        models = prepared.load()
-        rare = prepared.check_scored(models)
+        scorer = prepared.load_scorer()
+        rare = prepared.check_scored(scorer)
+        models = prepared.load(scorer)
         if config.train.method == "grpo":
             found = check_code_path(
                 models,

@@ -21,6 +21,7 @@ from glm_grpo.run.finding import FoundCheckpoint
 from glm_grpo.training.models import Models
 from glm_grpo.training.out_of_memory import out_of_memory_explained
 from rewards.build import build_scorer
+from rewards.score import Scorer
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,14 @@ def load_models(
     model: FoundModel,
     device: torch.device,
     *,
+    scorer: Scorer | None = None,
     start: FoundCheckpoint | None = None,
     is_sharded: bool = False,
 ) -> Models:
     """Load all models and place them on their devices.
 
     Args:
+        scorer: Reward terms, from `load_scorer`; None: load them, too.
         start: Checkpoint whose weights policy and reference begin with; None: the model's own.
         is_sharded: Whether the engine places the policy's weights in shards.
 
@@ -45,6 +48,7 @@ def load_models(
     if isinstance(config.loss, CustomLoss):
         config.loss.load()
     refuse_without_accelerator(config.model.quantization, is_on_accelerator=device.type != "cpu")
+    scorer = scorer or load_scorer(config, device)
     with out_of_memory_explained("loading", f"{config.model.path} in {config.model.dtype}"):
         started = time.perf_counter()
         pipeline = model.family.load_pipeline(
@@ -60,11 +64,36 @@ def load_models(
             config.model.path,
             time.perf_counter() - started,
         )
-        models = place_models(config, model.family, pipeline, device, is_sharded=is_sharded)
+        models = place_models(
+            config, model.family, pipeline, device, scorer=scorer, is_sharded=is_sharded
+        )
     if start is not None:
         with start.checkpoint.named():
             models.policy.start_from(start.evaluated())
     return models
+
+
+def load_scorer(config: Config, device: torch.device) -> Scorer:
+    """Load the reward terms, which can tell which prompts they could score.
+
+    Args:
+        device: Device of the run.
+
+    Raises:
+        MemoryLimitError: Memory ran out.
+    """
+    started = time.perf_counter()
+    with out_of_memory_explained("loading", f"terms {', '.join(config.reward.terms)}"):
+        scorer = build_scorer(
+            config.reward, torch.device("cpu") if _is_offloading(config, device) else device
+        )
+    seconds = time.perf_counter() - started
+    logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
+    return scorer
+
+
+def _is_offloading(config: Config, device: torch.device) -> bool:
+    return config.offload != "none" and device.type != "cpu"
 
 
 def place_models(
@@ -73,12 +102,14 @@ def place_models(
     pipeline: Any,
     device: torch.device,
     *,
+    scorer: Scorer | None = None,
     is_sharded: bool = False,
 ) -> Models:
     """Place the parts of a loaded pipeline, and the reward terms, on their devices.
 
     Arguments as in `load_models`.
     """
+    scorer = scorer or load_scorer(config, device)
     is_on_cuda = device.type == "cuda"
     if is_on_cuda:
         _keep_compiled()
@@ -92,11 +123,6 @@ def place_models(
         pipeline,
         is_compiling=is_on_cuda and config.decode.compile and config.decode.quantization is None,
     )
-    is_offloading = config.offload != "none" and device.type != "cpu"
-    started = time.perf_counter()
-    scorer = build_scorer(config.reward, torch.device("cpu") if is_offloading else device)
-    seconds = time.perf_counter() - started
-    logger.info("loaded terms %s in %.1f s", ", ".join(scorer.names), seconds)
     reads_images = config.data.sources > 0 or config.reads_targets
     modules = {
         # An unused vision tower stays on the CPU; no phase uses it.
@@ -110,7 +136,7 @@ def place_models(
     for name, group in modules.items():
         if name == "policy" and is_sharded:
             continue
-        if is_offloading:
+        if _is_offloading(config, device):
             parts[name] = ModulePart(group, device=device)
         else:
             for module in group:

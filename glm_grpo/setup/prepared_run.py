@@ -27,11 +27,11 @@ from glm_grpo.setup.hints import (
     hint_at_tags,
     list_asked,
 )
-from glm_grpo.setup.loading import load_models
+from glm_grpo.setup.loading import load_models, load_scorer
 from glm_grpo.setup.memory import check_fit
 from glm_grpo.setup.prompts import Prompts, read_prompts
 from glm_grpo.setup.rewards import (
-    check_metadata,
+    check_rows,
     check_scored,
     check_targets,
     check_terms,
@@ -41,6 +41,7 @@ from glm_grpo.setup.start import find_start, pin_start
 from glm_grpo.training.distributed.processes import ALONE, Processes
 from glm_grpo.training.distributed.strategy import has_shards, make_accelerator
 from glm_grpo.training.models import Models
+from rewards.score import Scorer
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,28 @@ class PreparedRun:
         device: torch.device = self.accelerator.device
         return device
 
-    def load(self) -> Models:
-        """Load the models, with the weights of `start`; a resumed run's own come later."""
+    def load_scorer(self) -> Scorer:
+        """Load the reward terms, so that prompts are checked before gigabytes are downloaded."""
+        return load_scorer(self.config, self.device)
+
+    def load(self, scorer: Scorer | None = None) -> Models:
+        """Load the models, with the weights of `start`; a resumed run's own come later.
+
+        Args:
+            scorer: Reward terms; None: load them, too.
+        """
         return load_models(
             self.config,
             self.model,
             self.device,
+            scorer=scorer,
             start=self.start,
             is_sharded=has_shards(self.accelerator),
         )
 
-    def check_scored(self, models: Models) -> list[str]:
+    def check_scored(self, scorer: Scorer) -> list[str]:
         """Refuse prompts that no term can score; returns lines on terms that apply to few."""
-        return check_scored(self.config, models.scorer, self.prompts)
+        return check_scored(self.config, scorer, self.prompts)
 
 
 def prepare(
@@ -197,9 +207,8 @@ def _check_parts(config: Config) -> tuple[FoundModel, Prompts]:
         prompts = read_prompts(config, reserved)
         check_used(config, prompts)
         check_targets(config, prompts)
+        check_rows(config, prompts)
     with errors.collecting():
         check_terms(config)
     errors.raise_all()
-    check_metadata(config, prompts.training, is_training=True)
-    check_metadata(config, prompts.held_out)
     return model, prompts

@@ -10,7 +10,7 @@ from glm_grpo.data.prompts import PromptSource
 from glm_grpo.errors import ConfigError, Errors
 from glm_grpo.setup.prompts import Prompts
 from rewards.base import asks_for_objects
-from rewards.coverage import check_prompts
+from rewards.coverage import check_prompts, describe_uncovered
 from rewards.problems import Problem, describe_problems
 from rewards.score import Scorer
 from rewards.types import Prompt, RewardError
@@ -95,6 +95,39 @@ def check_metadata(config: Config, prompts: PromptSource, *, is_training: bool =
             )
         except RewardError as error:
             raise ConfigError(str(error)) from error
+
+
+def check_rows(config: Config, prompts: Prompts) -> None:
+    """Refuse prompts that no term could score, as far as their rows tell without a scorer.
+
+    A target image that some rows lack is noticed when the prompts are loaded.
+    """
+    for _, prompt_set in prompts.named():
+        is_training = prompt_set is prompts.training
+        check_metadata(config, prompt_set, is_training=is_training)
+        # The training prompts of a supervised run are not scored.
+        if not (is_training and config.train.method == "sft"):
+            _check_covered(config, prompt_set)
+
+
+def _check_covered(config: Config, prompts: PromptSource) -> None:
+    names = [name for name, weight in config.reward.weights().items() if weight != 0]
+    terms = [config.reward.terms[name] for name in names]
+    given = {"prompt": True, "target": prompts.has_targets(), "source": config.data.sources > 0}
+    for prompt_id, origin, caption, texts, metadata in zip(
+        prompts.ids(),
+        prompts.origins(),
+        prompts.captions(),
+        prompts.texts(),
+        prompts.metadata(),
+        strict=True,
+    ):
+        has = given | {"text": bool(texts), "objects": asks_for_objects(metadata)}
+        if not any(
+            fnmatchcase(prompt_id, term.prompt_ids) and all(has[need] for need in term.needs())
+            for term in terms
+        ):
+            raise ConfigError(f"{origin}: {describe_uncovered(prompt_id, caption, names)}")
 
 
 def check_targets(config: Config, prompts: Prompts) -> None:

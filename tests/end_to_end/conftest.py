@@ -97,7 +97,8 @@ def make_trainer(tmp_path, small, half_size, monkeypatch):
         config = compose_config(CONFIG_DIR, "tiny", settings)
         if term is not None:
             # Of a reward that is replaced.
-            monkeypatch.setattr("glm_grpo.setup.prepared_run.check_used", lambda *_: None)
+            for check in ("check_used", "check_rows"):
+                monkeypatch.setattr(f"glm_grpo.setup.prepared_run.{check}", lambda *_: None)
         lock = RunLock()
         resumed = find_resumed(config, lock)
         prepared = prepare(config, resumed=resumed)
