@@ -284,7 +284,14 @@ def without_targets(tmp_path: Path, configs_dir: Path) -> Config:
 
 HINTS = (
     "3 training and 3 held-out prompts",
-    *(f"1 of 3 {of} prompts .*: 00001 'GO'" for of in ("training", "held-out")),
+    *(
+        line
+        for of in ("training", "held-out")
+        for line in (
+            f"1 of 3 {of} prompts .*: 00001 'GO'",
+            f"2 of 3 {of} prompts ask for no text, .*: 00000, 00002$",
+        )
+    ),
     "rollout.height=64 rollout.width=64: .*128 x 128.* 128 pixels",
     *(
         f"3 of 3 {of} prompts .* {re.escape(CAPTION_FORM)} .*: 00000, 00001, 00002"
@@ -471,6 +478,8 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     if listed:
         assert listed[0].startswith("5 of 6 training prompts ")
         assert listed[0].endswith(": 00000 'REX', 00001 'GO' and 'AWAY', 00002 'SIGN', ...")
+        assert listed[1].startswith("1 of 6 training prompts asks for no text, ")
+        assert listed[1].endswith(" other terms alone: 00003")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ def list_asked(config: Config, prompts: Prompts) -> list[str]:
         if "text" in needs:
             texts = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
             lines.append(_list_those(texts, "a text", ASKING, of, prompt_set))
+            lines += _list_without_text(texts, of, prompt_set)
         if "objects" in needs:
             read = map(read_composition, prompt_set.metadata())
             objects = {
@@ -175,6 +176,17 @@ def _list_those(
     named = f": {_name_some(prompt_set, asked)}" if asked else f"; a prompt {asking}"
     ask = "asks" if len(asked) == 1 else "ask"
     return f"{len(asked)} of {counted(len(prompt_set), f'{of} prompt')} {ask} for {what}{named}"
+
+
+def _list_without_text(asked: Mapping[int, str], of: str, prompt_set: PromptSource) -> list[str]:
+    rows = [row for row in range(len(prompt_set)) if row not in asked]
+    if not (asked and rows):
+        return []
+    return [
+        f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
+        f"{'asks' if len(rows) == 1 else 'ask'} for no text, which leaves the score to the other "
+        f"terms alone: {_name_some(prompt_set, rows)}"
+    ]
 
 
 def _name_some(prompt_set: PromptSource, rows: Iterable[int] | Mapping[int, str]) -> str:
