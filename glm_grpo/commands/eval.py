@@ -42,6 +42,7 @@ from glm_grpo.run.provenance import (
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.run.writing import append_metrics, write_evaluation
+from glm_grpo.setup.hints import hint_at_unknown
 from glm_grpo.setup.loading import load_models, load_scorer
 from glm_grpo.setup.prompts import held_out_batches, read_held_out
 from glm_grpo.setup.provenance import describe_provenance
@@ -149,7 +150,8 @@ class _Prepared:
         device = make_accelerator().device
         scorer = load_scorer(config, device)
         prompts = (self.held_out[index] for index in range(len(self.held_out)))
-        for line in check_prompts(scorer.terms, prompts, set_name="held-out prompts"):
+        hints = hint_at_unknown(config, "held-out", self.held_out)
+        for line in [*hints, *check_prompts(scorer.terms, prompts, set_name="held-out prompts")]:
             logger.warning("%s", line)
         return load_models(config, self.model, device, scorer=scorer, start=find_start(config))
 

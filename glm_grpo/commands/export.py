@@ -84,13 +84,15 @@ def _export_model(
     pipeline = family.load_pipeline(base, dtype=DTYPES[config.model.dtype])
     policy = family.build_policy(config.without_reference(), pipeline)
     policy.load_state_tensors(found.evaluated())
+    embedded, is_edit = EMBEDDED.get(config.model.path), config.data.sources > 0
     settings = StockSettings(
         base=base,
-        embedded=config.model.path if config.model.path in EMBEDDED else None,
+        embedded=None if embedded is None else config.model.path,
+        known_form=None if embedded is None else embedded.known_form(is_edit=is_edit),
         dtype=config.model.dtype,
         rollout=config.rollout,
         decode=config.decode,
-        license=_TINY_LICENSE if config.model.path in EMBEDDED else find_license(base),
+        license=find_license(base) if embedded is None else _TINY_LICENSE,
         results=described.results,
         training=described.training,
         prompt=described.example or _example_prompt(config, family),
@@ -109,9 +111,6 @@ def _export_model(
 
 def _notes(config: Config) -> tuple[str, ...]:
     notes = []
-    if (embedded := EMBEDDED.get(config.model.path)) is not None:
-        form = embedded.known_form(is_edit=config.data.sources > 0)
-        notes.append(f"The model knows only prompts of the form `{form}`.")
     if config.model.quantization is not None:
         notes.append(
             "The run loaded the language model in 4 bits. The calls load it in "

@@ -39,6 +39,7 @@ class StockSettings:
         prompt: Prompt of the card's example, for generation or editing.
         num_sources: Source images per prompt; 0: text-to-image.
         embedded: Name of the base if it is in the package; None: it is not.
+        known_form: Form of the only prompts that the base knows; None: it knows any.
         notes: What to know about prompts and weights.
         method: Tags of how the weights were trained.
         name: Name of the run, the title of the page; None: what the weights are is the title.
@@ -54,6 +55,7 @@ class StockSettings:
     prompt: str
     num_sources: int = 0
     embedded: str | None = None
+    known_form: str | None = None
     notes: Sequence[str] = ()
     method: Sequence[str] = ()
     name: str | None = None
@@ -140,6 +142,8 @@ def _page(card: Card, settings: StockSettings, *, repository: str) -> str:
         calls = [[*calls[0], "--base", settings.base_place]]
     folder = shlex.quote(repository.partition("/")[2])
     notes = [*settings.notes, *card.notes]
+    if settings.known_form is not None:
+        notes.insert(0, f"The model knows only prompts of the form `{settings.known_form}`.")
     if settings.embedded is not None:
         notes.insert(
             0,
@@ -195,6 +199,10 @@ def _program(card: Card, settings: StockSettings) -> str:
         paths = [f"source-{number}.png" for number in range(1, settings.num_sources + 1)]
         kind = f"type=expanduser, nargs={len(paths)}, default={paths!r}"
         sources = f'parser.add_argument("--sources", {kind})\n'
+    note = ""
+    if settings.known_form is not None:
+        told = f"note: the model knows only prompts of the form {settings.known_form}"
+        note = f"print({told!r}, file=sys.stderr)\n"
     to_base = f'{card.to_base}\nimages = {{"base": draw(), **images}}'
     if not card.has_adapter:
         to_base = "if options.base:\n" + "\n".join(f"    {line}" for line in to_base.splitlines())
@@ -202,7 +210,7 @@ def _program(card: Card, settings: StockSettings) -> str:
 """Draw a prompt with the base model and with these weights, as in the run's evaluations."""
 
 import argparse
-from os.path import expanduser
+{"import sys" + chr(10) if note else ""}from os.path import expanduser
 from pathlib import Path
 
 import torch
@@ -217,7 +225,7 @@ parser.add_argument("--output", type=expanduser, default="image.png")
 options = parser.parse_args()
 if options.base and not Path(options.base).is_dir() and options.base.count("/") != 1:
     parser.error(f"--base {{options.base}}: there is no such folder")
-here = Path(__file__).resolve().parent
+{note}here = Path(__file__).resolve().parent
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 {card.load}

@@ -67,21 +67,8 @@ def hint_at_prompts(config: Config, prompts: Prompts, text_rule: TextRule | None
         for name, weight in config.reward.weights().items()
         if weight < 0
     ]
-    if (embedded := EMBEDDED.get(config.model.path)) is not None:
-        is_edit = config.data.sources > 0
-        for of, prompt_set in prompts.named():
-            rows = [
-                row
-                for row, caption in enumerate(prompt_set.captions())
-                if not embedded.is_known(caption, is_edit=is_edit)
-            ]
-            if rows:
-                lines.append(
-                    f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
-                    f"{'is' if len(rows) == 1 else 'are'} not of the form "
-                    f"{embedded.known_form(is_edit=is_edit)} that the embedded model knows: "
-                    f"{_name_some(prompt_set, rows)}"
-                )
+    for of, prompt_set in prompts.named():
+        lines += hint_at_unknown(config, of, prompt_set)
     if text_rule is not None:
         lines += [
             line for of, each in prompts.named() for line in _hint_at_quoting(text_rule, of, each)
@@ -94,6 +81,27 @@ def hint_at_prompts(config: Config, prompts: Prompts, text_rule: TextRule | None
             f"{_name_some(prompts.held_out, rows)}"
         )
     return lines
+
+
+def hint_at_unknown(config: Config, of: str, prompt_set: PromptSource) -> list[str]:
+    """Hint at prompts that a miniature was not trained on; empty for other models.
+
+    Args:
+        of: What the prompts are for: `training` or `held-out`.
+    """
+    embedded, is_edit = EMBEDDED.get(config.model.path), config.data.sources > 0
+    if embedded is None:
+        return []
+    captions = enumerate(prompt_set.captions())
+    rows = [row for row, each in captions if not embedded.is_known(each, is_edit=is_edit)]
+    if not rows:
+        return []
+    return [
+        f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
+        f"{'is' if len(rows) == 1 else 'are'} not of the form "
+        f"{embedded.known_form(is_edit=is_edit)} that the embedded model knows: "
+        f"{_name_some(prompt_set, rows)}"
+    ]
 
 
 def hint_at_tags(prompts: Prompts) -> list[str]:

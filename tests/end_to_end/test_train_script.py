@@ -111,7 +111,7 @@ def test_gallery_command_writes_the_page_again(run, capsys, tmp_path):
 
 
 @pytest.mark.usefixtures("small_preview")
-def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, tmp_path):
+def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, caplog, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text('blue on white: a star above the word "MOON"\n')
     cli.main(["eval", str(run[0]), f"data.eval_path={other}"])
@@ -123,6 +123,8 @@ def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, tmp_path):
     assert f"to look at it:  glm-grpo gallery {folder.path} --serve" in printed
     table = read_table(folder.evaluation_path(1))
     assert set(table["prompt"].to_pylist()) == {other.read_text().strip()}
+    # Of colours and a shape of its own.
+    assert "1 of 1 held-out prompt is not of the form COLOURS: a SHAPE" in caplog.text
     assert folder.gallery_path.is_file()
     assert folder.image_path(table["image"][0].as_py()).is_file()
 

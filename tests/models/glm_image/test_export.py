@@ -108,25 +108,38 @@ def run_program(folder, monkeypatch, *words):
     return runpy.run_path(PROGRAM)
 
 
+CARD = Card(
+    title="Adapter for base",
+    metadata=ModelCardData(library_name="peft"),
+    license="MIT.",
+    notes=(),
+    snippet="",
+    imports="",
+    load='def draw(): return Image.new("RGB", (8, 8))',
+    to_base="",
+    has_adapter=True,
+)
+
+
+@pytest.mark.parametrize("form", ['a SHAPE above|below the word "WORD"', None])
+def test_the_program_of_a_miniature_says_which_prompts_it_knows(
+    settings, tmp_path, monkeypatch, capsys, form
+):
+    write_card(tmp_path, CARD, replace(settings, known_form=form))
+    run_program(tmp_path, monkeypatch, "a cat", "--base", settings.base)
+    said = "" if form is None else f"note: the model knows only prompts of the form {form}\n"
+    assert capsys.readouterr().err == said
+    assert ("knows only prompts" in (tmp_path / README).read_text()) == (form is not None)
+
+
 def test_a_page_names_run_project_and_repository(settings, tmp_path, monkeypatch):
     stated = Message()
     stated["Project-URL"] = "Repository, https://example.org/glm-grpo"
     monkeypatch.setattr(export_page, "metadata", lambda _: stated)
-    card = Card(
-        title="Adapter for base",
-        metadata=ModelCardData(library_name="peft"),
-        license="MIT.",
-        notes=(),
-        snippet="",
-        imports="",
-        load="",
-        to_base="",
-        has_adapter=True,
-    )
     folder = tmp_path / "my adapter"
     folder.mkdir()
 
-    write_card(folder, card, replace(settings, name="larger groups"))
+    write_card(folder, CARD, replace(settings, name="larger groups"))
 
     page = (folder / README).read_text()
     assert "\n# larger groups\n" in page
@@ -135,7 +148,7 @@ def test_a_page_names_run_project_and_repository(settings, tmp_path, monkeypatch
 
     # No address is invented.
     monkeypatch.setattr(export_page, "metadata", lambda _: Message())
-    write_card(folder, card, settings)
+    write_card(folder, CARD, settings)
     assert "\n# Adapter for base\n\nTrained by glm-grpo. MIT.\n" in (folder / README).read_text()
 
 
