@@ -89,9 +89,8 @@ def _without_effect(config: Config) -> list[str]:
     if train.method == "sft":
         return [
             "train.method sft: a step learns from target images; rollout.group_size, "
-            "rollout.prompt_sampling, rollout.dynamic_sampling_rounds, advantage, loss, "
-            "decode.rollout_steps and sft (except sft.preview) have no effect; rewards only score "
-            "evaluations"
+            "rollout.dynamic_sampling_rounds, advantage, loss, decode.rollout_steps and sft "
+            "(except sft.preview) have no effect; rewards only score evaluations"
         ]
     is_on_policy = train.mode == "sync" and train.updates_per_step == 1
     of_ratios = []

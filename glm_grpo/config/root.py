@@ -244,13 +244,6 @@ def _method_problems(config: Config) -> list[Problem]:
         remedy = "set rollout.dynamic_sampling_rounds=0, or train.mode=sync"
         rounds = config.rollout.dynamic_sampling_rounds
         problems.append(Problem("rollout.dynamic_sampling_rounds", rounds, rule, remedy))
-    if config.rollout.prompt_sampling == "spread":
-        rule = (
-            "needs train.mode=sync: collectors begin a step before the step before it is scored, "
-            "and its scores decide which prompts come next"
-        )
-        remedy = "set rollout.prompt_sampling=shuffle, or train.mode=sync"
-        problems.append(Problem("rollout.prompt_sampling", "spread", rule, remedy))
     return problems
 
 

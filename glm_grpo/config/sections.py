@@ -106,10 +106,6 @@ class RolloutSection(Options):
     group_size: int = Field(ge=2, le=_MOST_IMAGES)
     """G, images sampled per prompt. Advantages compare the images of one prompt; a group of one has
     nothing to be compared with."""
-    prompt_sampling: Literal["shuffle", "spread"] = "shuffle"
-    """`shuffle`: every prompt once an epoch. `spread`: new prompts first, then in proportion to how
-    much the rewards of a prompt's group differed at earlier visits; a quarter of these draws is
-    uniform."""
     dynamic_sampling_rounds: int = Field(default=0, ge=0, le=100)
     """How often per step to replace groups whose rewards are all equal, which teach nothing, with
     groups of other prompts; 0: never."""
@@ -234,8 +230,7 @@ class TrainSection(Options):
     """Number of training steps. Each is one rollout (for sft, the target images of as many prompts)
     and its updates."""
     seed: int = Field(ge=0, le=LARGEST_INT)
-    """Seed of the run. Prompts and random numbers of step s depend only on (seed, s); with
-    `rollout.prompt_sampling: spread`, prompts also depend on earlier rewards."""
+    """Seed of the run. Prompts and random numbers of step s depend only on (seed, s)."""
     epochs_per_rollout: int = Field(ge=1, le=10**6)
     """Passes (epochs) over each rollout, with `minibatches` optimizer updates each. Above 1, later
     updates are off-policy."""

@@ -1,4 +1,4 @@
-"""Prompts: checked once, then dealt into batches by seed, step and, if asked, earlier rewards."""
+"""Prompts: checked once, then dealt into batches as a pure function of (seed, step)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from glm_grpo.data.files import (
     read_rows,
     shorten,
 )
-from glm_grpo.data.prompt_sampling import draw_order
 from glm_grpo.digests import digest
 from glm_grpo.errors import DataError, Errors
 from glm_grpo.models.base import ReservedTokens
@@ -372,38 +371,26 @@ def check_prompts_suffice(prompt_set: PromptSource, *, prompts_per_step: int) ->
 
 
 def batch_for_step(
-    prompt_set: PromptSource,
-    *,
-    step: int,
-    seed: int,
-    prompts_per_step: int,
-    group_size: int,
-    spreads: Mapping[str, float] | None = None,
+    prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
 ) -> PromptBatch:
-    """Deal the batch of a step, a pure function of the arguments.
+    """Deal the batch of a step, a pure function of the arguments: resuming needs no sampler state.
 
-    Without spreads, resuming needs no sampler state: every epoch deals each prompt once, in its own
-    order. If batches do not divide an epoch evenly, its last batch is completed from the next epoch
-    with prompts that it does not contain yet, so all prompts within a batch differ. With spreads,
-    prompts are drawn as in `draw_order`.
+    Every epoch deals each prompt once, in its own order. If batches do not divide an epoch evenly,
+    its last batch is completed from the next epoch with prompts that it does not contain yet, so
+    all prompts within a batch differ.
 
     Args:
         prompt_set: Prompts to deal from, at least P.
         step: Training step, from 1.
-        spreads: Spread of the prompts that earlier steps contained, by id; None: deal epochs.
     """
     check_prompts_suffice(prompt_set, prompts_per_step=prompts_per_step)
-    if spreads is None:
-        count = len(prompt_set)
-        rows = _rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)
-    else:
-        rows = _drawn_rows(prompt_set, spreads, step=step, seed=seed)[:prompts_per_step]
+    rows = _rows_of_step(len(prompt_set), step=step, seed=seed, prompts_per_step=prompts_per_step)
     return _batch_of_rows(prompt_set, rows, step=step, seed=seed, group_size=group_size)
 
 
 @dataclass(frozen=True)
 class SparePrompts:
-    """The prompts outside a step's batch, in the order in which they replace others.
+    """The prompts outside a step's batch, in an order determined by (seed, step).
 
     `rows` are indices into `prompt_set`; `step` counts from 1.
     """
@@ -429,35 +416,15 @@ class SparePrompts:
 
 
 def spares_for_step(
-    prompt_set: PromptSource,
-    *,
-    step: int,
-    seed: int,
-    prompts_per_step: int,
-    group_size: int,
-    spreads: Mapping[str, float] | None = None,
+    prompt_set: PromptSource, *, step: int, seed: int, prompts_per_step: int, group_size: int
 ) -> SparePrompts:
-    """Prompts that can replace those of a step; arguments as for `batch_for_step`.
-
-    With spreads, those that were drawn next.
-    """
-    if spreads is None:
-        count = len(prompt_set)
-        held = {*_rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)}
-        generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step - 1))
-        order: list[int] = torch.randperm(count, generator=generator).tolist()
-        rows = [row for row in order if row not in held]
-    else:
-        rows = _drawn_rows(prompt_set, spreads, step=step, seed=seed)[prompts_per_step:]
-    return SparePrompts(prompt_set, tuple(rows), step=step, seed=seed, group_size=group_size)
-
-
-def _drawn_rows(
-    prompt_set: PromptSource, spreads: Mapping[str, float], *, step: int, seed: int
-) -> list[int]:
-    """All rows in the order of the step's draw; the first visits are in the order of epoch 0."""
-    unseen_order = _random_order(len(prompt_set), epoch=0, seed=seed)
-    return draw_order(prompt_set.ids(), spreads, unseen_order, step=step, seed=seed)
+    """Prompts that can replace those of a step; arguments as for `batch_for_step`."""
+    count = len(prompt_set)
+    held = {*_rows_of_step(count, step=step, seed=seed, prompts_per_step=prompts_per_step)}
+    generator = torch.Generator().manual_seed(derive_seed(seed, "spare prompts", step - 1))
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    rows = tuple(row for row in order if row not in held)
+    return SparePrompts(prompt_set, rows, step=step, seed=seed, group_size=group_size)
 
 
 def _rows_of_step(count: int, *, step: int, seed: int, prompts_per_step: int) -> list[int]:
@@ -565,16 +532,11 @@ def _epoch_order(count: int, *, epoch: int, seed: int, prompts_per_step: int) ->
         first -= 1
     order: list[int] = []
     for current in range(first, epoch + 1):
-        drawn = _random_order(count, epoch=current, seed=seed)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "order", current))
+        drawn = torch.randperm(count, generator=generator).tolist()
         is_taken = set(order[count - current * count % prompts_per_step :])
         head_size = -current * count % prompts_per_step
         head = [row for row in drawn if row not in is_taken][:head_size]
         is_head = set(head)
         order = head + [row for row in drawn if row not in is_head]
-    return order
-
-
-def _random_order(count: int, *, epoch: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
-    order: list[int] = torch.randperm(count, generator=generator).tolist()
     return order

@@ -64,7 +64,6 @@ class StoredRunState(BaseModel):
     best_total: float | None
     skipped_in_a_row: int
     canaries_outside: dict[str, int] = {}
-    prompt_spreads: dict[str, float] = {}
     start_step: int | None = None
     loss_scale: tuple[float, int] | None = None
 

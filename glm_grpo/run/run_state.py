@@ -17,8 +17,6 @@ class RunState:
         best_total: Mean total of the best evaluation.
         skipped_in_a_row: Steps since the last one with a finite update.
         canaries_outside: For each canary outside its band, the steps or evaluations in a row.
-        prompt_spreads: Spread of the rewards by prompt id, of the prompts that were seen; empty
-            unless `rollout.prompt_sampling` is spread.
         start_step: Step of the checkpoint that initialised the run (`model.start_from`); None: no
             checkpoint.
     """
@@ -28,7 +26,6 @@ class RunState:
     best_total: float = -torch.inf
     skipped_in_a_row: int = 0
     canaries_outside: dict[str, int] = field(default_factory=dict)
-    prompt_spreads: dict[str, float] = field(default_factory=dict)
     start_step: int | None = None
 
     def note_best(self, total: float) -> bool:

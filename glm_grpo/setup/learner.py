@@ -120,5 +120,4 @@ def _restore(
         best_total=-torch.inf if state.best_total is None else state.best_total,
         skipped_in_a_row=state.skipped_in_a_row,
         canaries_outside=state.canaries_outside,
-        prompt_spreads=state.prompt_spreads,
     )

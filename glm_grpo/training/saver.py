@@ -80,7 +80,6 @@ class CheckpointSaver:
             "best_total": None if state.best_step is None else state.best_total,
             "skipped_in_a_row": state.skipped_in_a_row,
             "canaries_outside": state.canaries_outside,
-            "prompt_spreads": state.prompt_spreads,
             "loss_scale": [scale.value, scale.finite_updates],
         }
         if state.start_step is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from glm_grpo.config import Config
-from glm_grpo.data.prompt_sampling import group_spreads, note_spreads, sampling_metrics
 from glm_grpo.data.prompts import PromptSource, part_of_batch, prompts_at
 from glm_grpo.grpo.update import UpdateReport, update_on_targets, update_policy
 from glm_grpo.training.batches import build_batch, build_spares
@@ -115,9 +114,7 @@ class TrainingStep:
         if self.collectors is not None:
             self.collectors.policy_updated(step)
         clock.announce("records")
-        record = self.records.step(step, prepared, updates, clock, metrics | self._draw_metrics())
-        self._note_spreads(experience)
-        return updates, record
+        return updates, self.records.step(step, prepared, updates, clock, metrics)
 
     def _learn_from_targets(
         self, step: int, clock: PhaseClock
@@ -145,9 +142,9 @@ class TrainingStep:
         """Sample, decode and score this process's part of a step's prompts."""
         spares = None
         with self.processes.together():
-            part = self._own_part(build_batch(self.config, self.prompts, step, self._spreads))
+            part = self._own_part(build_batch(self.config, self.prompts, step))
             if self.config.rollout.dynamic_sampling_rounds > 0:
-                spares = build_spares(self.config, self.prompts, step, self._spreads)
+                spares = build_spares(self.config, self.prompts, step)
         with self.learner.strategy.full_parameters():
             return collect(
                 self.models,
@@ -157,25 +154,6 @@ class TrainingStep:
                 processes=self.processes,
                 spares=spares,
             )
-
-    @property
-    def _spreads(self) -> dict[str, float] | None:
-        """What finished steps showed of the prompts, to draw by; None: deal epochs."""
-        is_used = self.config.rollout.prompt_sampling == "spread"
-        return self.learner.state.prompt_spreads if is_used else None
-
-    def _draw_metrics(self) -> dict[str, float]:
-        """What the prompts of the step at hand were drawn from."""
-        spreads = self._spreads
-        return {} if spreads is None else sampling_metrics(self.prompts.ids(), spreads)
-
-    def _note_spreads(self, experience: Experience) -> None:
-        """Note what the step showed; comes last, because checkpoints are of whole steps."""
-        spreads = self._spreads
-        if spreads is not None:
-            ids = [prompt.prompt_id for prompt in experience.prompts.prompts]
-            for visit in self.processes.gather(group_spreads(ids, experience.rewards())):
-                note_spreads(spreads, visit)
 
     def _own_part(self, whole: PromptBatch) -> PromptBatch:
         return part_of_batch(whole, self.processes.part(len(whole.prompts)))

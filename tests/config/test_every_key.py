@@ -23,8 +23,8 @@ model: {path: zai-org/GLM-Image, dtype: bfloat16,
         compile: false}
 data: {path: prompts.jsonl, eval_path: held_out.jsonl, sources: 1}
 rollout: {prompts_per_step: 1, group_size: 2, batch_size: 16, dynamic_sampling_rounds: 3,
-          prompt_sampling: spread, height: 1024, width: 32, temperature: 0.001, top_p: 1.0,
-          top_k: 1, min_p: 0.02, guidance_scale: 5.0}
+          height: 1024, width: 32, temperature: 0.001, top_p: 1.0, top_k: 1, min_p: 0.02,
+          guidance_scale: 5.0}
 decode: {steps: 1, guidance_scale: 1.5, rollout_steps: 4, recheck_every: 1, recheck_groups: 1,
          min_rank_correlation: -1.0, batch_size: 1, vae_batch_size: 2, quantization: float8,
          compile: false}

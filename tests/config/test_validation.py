@@ -72,7 +72,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"train.minibatches": 9}, "whole groups"),
     ({"train.mode": "async", "train.method": "sft"}, "needs train.mode=sync"),
     ({"train.mode": "async", "rollout.dynamic_sampling_rounds": 2}, "train.mode is async"),
-    ({"train.mode": "async", "rollout.prompt_sampling": "spread"}, "needs train.mode=sync"),
     ({"train.mode": "async", "loss.reference_sync_steps": 5}, "train.mode is async"),
     ({"loss.min_importance_ratio": 0.5}, "needs loss.importance_weights=mask"),
     # 1024 prompts x 8 images.

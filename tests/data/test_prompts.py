@@ -17,7 +17,6 @@ from glm_grpo.data.prompts import (
     batch_for_step,
     evaluation_batches,
     load_prompts,
-    spares_for_step,
 )
 from glm_grpo.errors import DataError
 from glm_grpo.models.base import ReservedTokens
@@ -302,28 +301,6 @@ def test_batch_for_step_shuffles_each_epoch_anew_and_without_favour(tmp_path: Pa
     firsts = Counter(epoch[0] for epoch in epochs)
     assert len(firsts) == 6
     assert all(9 < count < 41 for count in firsts.values())
-
-
-def test_a_step_is_drawn_by_spreads_and_its_spares_are_what_was_drawn_next(tmp_path: Path) -> None:
-    prompt_set = numbered_set(tmp_path, 7)
-    dealt = {"seed": 3, "prompts_per_step": 3, "group_size": 2}
-    spreads: dict[str, float] = {}
-    for step in (1, 2):
-        batch = batch_for_step(prompt_set, step=step, spreads=spreads, **dealt)
-        # Prompts that no step had are dealt as in the first epoch of a shuffle.
-        assert batch == batch_for_step(prompt_set, step=step, **dealt)
-        spares = spares_for_step(prompt_set, step=step, spreads=spreads, **dealt)
-        others = spares.batch(range(4)).prompts
-        assert {each.prompt_id for each in batch.prompts + others} == {*prompt_set.ids()}
-        # The batch that comes next, unless one replaces a group.
-        if step == 1:
-            ahead = batch_for_step(prompt_set, step=2, **dealt).prompts
-            assert others[:3] == ahead
-        spreads |= {each.prompt_id: 0.1 for each in batch.prompts}
-    (last,) = {*prompt_set.ids()} - {*spreads}
-    batch = batch_for_step(prompt_set, step=3, spreads=spreads, **dealt)
-    assert batch.prompts[0].prompt_id == last
-    assert len({each.prompt_id for each in batch.prompts}) == 3
 
 
 def test_batch_for_step_refuses_more_prompts_than_there_are(tmp_path: Path) -> None:

@@ -25,15 +25,13 @@ from tests.factories import Brightness
 
 # Whatever a run keeps from step to step: moments of the optimizer, a reference that follows, an
 # average of the weights, the scale of evaluations, the best step, the decoder that is in use, the
-# bands of the canaries, zero-std groups that were replaced, the spreads of prompts, a schedule that
-# depends on the step.
+# bands of the canaries, zero-std groups that were replaced, a schedule that depends on the step.
 STATEFUL = (
     *("train.steps=4", "train.eval_every=2", "train.checkpoint_every=1"),
     *("train.minibatches=2", "train.epochs_per_rollout=2"),
     *("model.adapter={rank: 4, alpha: 8.0}", "optim.learning_rate=2e-3", "optim.schedule=cosine"),
     *("loss.reference_sync_steps=2", "eval.ema_decay=0.5", "reward.combine=normalize_then_sum"),
     *("decode.rollout_steps=1", "decode.recheck_every=2", "rollout.dynamic_sampling_rounds=1"),
-    "rollout.prompt_sampling=spread",
     *("sft.weight=0.5", "sft.final_weight=0.1", "trackers=[tensorboard]"),
     *("rollout.group_size=2", "train.micro_batch_size=4"),
 )

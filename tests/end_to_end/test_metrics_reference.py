@@ -43,7 +43,6 @@ def test_the_reference_names_every_metric_of_a_run_and_no_other(make_trainer) ->
         "sft.weight=0.1",
         "advantage.credit=place",
         "rollout.dynamic_sampling_rounds=1",
-        "rollout.prompt_sampling=spread",
         held_out=2,
         work=WORK,
     )

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -418,55 +417,6 @@ def test_flat_groups_are_replaced_stored_and_counted(make_run: Any) -> None:
         assert row["advantage/discarded_groups"] == len(groups) - 2
         discarded += len(groups) - 2
     assert discarded > 0
-
-
-def spread_of_two(scores: Tensor, prompt: Any, step: int) -> Tensor:
-    """Only the images of the last two of the eight prompts differ."""
-    if prompt.prompt < "prompt 6":
-        return torch.full_like(scores, 0.5)
-    return torch.arange(len(scores)) / len(scores) + scores / 9
-
-
-def test_prompts_that_still_teach_are_drawn_more_often(make_run: Any) -> None:
-    run = make_run("rollout.prompt_sampling=spread", "train.steps=24", change=spread_of_two)
-    run.trainer.run()
-    groups = [
-        [*dict.fromkeys(read_table(run.folder.rollout_path(step))["prompt_id"].to_pylist())]
-        for step in range(1, 25)
-    ]
-    ids = [f"{row:05d}" for row in range(8)]
-    assert sorted(each for step in groups[:4] for each in step) == ids
-    later = Counter(each for step in groups[4:] for each in step)
-    # Of 40 draws, 5 each if all were equal; at most 20 each, because prompts of a step differ.
-    assert min(later["00006"], later["00007"]) >= 12
-    assert sum(later[each] > 0 for each in ids[:6]) >= 2
-    first, *_, last = run.rows()[1:]
-    assert first["prompts/seen_fraction"] == 0
-    assert first["prompts/effective_number"] is None
-    assert last["prompts/seen_fraction"] == 1
-    # 1 / sum of squares: two of nearly 0.41, six of 0.03.
-    assert 2.5 < last["prompts/effective_number"] < 3.1
-
-
-def test_a_resumed_run_draws_the_prompts_of_an_uninterrupted_one(make_run: Any) -> None:
-    keys = ("rollout.prompt_sampling=spread", "rollout.dynamic_sampling_rounds=1")
-    whole = make_run(*keys, "train.steps=10", folder="whole", change=spread_of_two)
-    whole.trainer.run()
-    make_run(*keys, "train.steps=5", change=spread_of_two).trainer.run()
-    resumed = make_run(*keys, "train.steps=10", "train.resume=auto", change=spread_of_two)
-    resumed.trainer.run()
-    for step in range(1, 11):
-        ours, theirs = (
-            read_table(run.folder.rollout_path(step)).to_pylist() for run in (resumed, whole)
-        )
-        assert ours == theirs
-    ours, theirs = (
-        load_checkpoint(run.folder.checkpoint_dir(10)).metadata["prompt_spreads"]
-        for run in (resumed, whole)
-    )
-    assert ours == theirs
-    assert sum(spread > 0 for spread in theirs.values()) == 2
-    assert len(theirs) == 8
 
 
 def test_a_step_begins_while_the_one_before_is_written_and_checkpoints_wait(
