@@ -17,6 +17,7 @@ from glm_grpo.studio.gallery import write_gallery
 from rewards.canaries import Band
 from tests.browser.conftest import OpenGallery, copy_run, show, wait_until_loaded
 
+METRICS = Path(__file__).resolve().parents[2] / "docs/reference/metrics.md"
 LAST = 13
 # Steps 12 and 13 of the run have tables, step 6 has an evaluation and no rollout.
 ROWS: list[dict[str, int | float | None]] = [
@@ -151,6 +152,17 @@ def test_charts_stand_under_questions_and_show_every_value(open_curves: OpenGall
     assert values_of == {
         row["step"]: {name: value for name, value in row.items() if name != "step"} for row in ROWS
     }
+
+
+def test_every_documented_metric_stands_under_a_question(open_curves: OpenGallery) -> None:
+    rows = re.findall(r"^\| `([^`]+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
+    names = [row.replace("<name>", "ocr").replace("<other>", "lpips") for row in rows]
+    assert "reward/ocr/std_within" in names
+    questions = open_curves().evaluate(
+        "names => glmGallery.curveMetrics.arrange(names, ['ocr', 'lpips'])", names
+    )
+    other = [question["charts"] for question in questions if question["key"] == "other"]
+    assert other == []
 
 
 def test_charts_are_gone_through_by_keys_and_pointer_and_keep_their_state(

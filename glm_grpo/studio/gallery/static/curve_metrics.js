@@ -41,7 +41,7 @@
     ["KL of sampler and trainer", ["mismatch/kl"]],
     ["Replay gap", ["policy/replay_gap"]],
     ["Gradient norm", ["optim/grad_norm"]],
-    ["Cross-entropy of target images, nats a token", ["sft/cross_entropy"]],
+    ["Cross-entropy of target images, nats a token", ["sft/cross_entropy", "sft/cross_entropy/preview", "sft/cross_entropy/target"]],
     ["Weight of target images in the loss", ["sft/weight"]],
     ["Learning rate", ["optim/learning_rate"]],
     ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/entropy"]],
@@ -49,13 +49,14 @@
     ["Loss scale", ["optim/loss_scale"]],
   ];
   const COST = [
-    ["Time by phase", ["time/step", "time/rollout", "time/decode", "time/reward", "time/update", "time/recheck", "time/records", "time/evaluation"], "s"],
+    ["Time by phase", ["time/step", "time/sources", "time/rollout", "time/decode", "time/reward", "time/update", "time/recheck", "time/records", "time/evaluation"], "s"],
     ["Share of the device's peak (MFU)", ["perf/mfu/rollout", "perf/mfu/decode", "perf/mfu/update"]],
     ["Images per second", ["throughput/images_per_second"]],
     ["Tokens per second", ["throughput/tokens_per_second"]],
     ["Age of the policy that sampled, updates", ["async/policy_age"]],
     ["Learner and collectors waiting", ["async/wait_learner_seconds", "async/wait_collectors_seconds"], "s"],
     ["Batches that wait", ["async/queue_length"]],
+    ["Restarts of collectors", ["async/restarts"]],
     ["Most memory in use", ["memory/peak_bytes"], "bytes"],
     ["Memory of the run and its scorers", ["memory/process_bytes"], "bytes"],
   ];
@@ -83,7 +84,7 @@
   /** Names of metrics without those of some terms. */
   function namesWithout(names, terms) {
     const isOf = (name, term) =>
-      name.startsWith(`reward/${term}/`) ||
+      [`reward/${term}/`, `${EVALUATION}${term}/`].some((start) => name.startsWith(start)) ||
       [EVALUATION + term, `${EVALUATION}${term}_exact`, CANARY + term].includes(name) ||
       (name.startsWith("correlation/") && name.split("/").includes(term));
     return names.filter((name) => !terms.some((term) => isOf(name, term)));
@@ -114,8 +115,12 @@
     };
     const listed = (entries) =>
       entries.flatMap(([title, list, unit]) => chart(title, list.map((name) => ({ name })), { unit }));
-    const ofTerms = (title, part) =>
-      chart(title, allTerms.map((term) => ({ name: `reward/${term}/${part}` })));
+    const ofTerms = (title, part, isHeld = false) =>
+      chart(
+        title,
+        allTerms.map((term) => ({ name: `reward/${term}/${part}` })),
+        { evaluations: isHeld ? allTerms.map((term) => `${EVALUATION}${term}/${part}`) : [] },
+      );
     const starting = (start) => [...left].filter((name) => name.startsWith(start));
     const canaryCharts = () =>
       starting(CANARY).flatMap((name) => chart(inWords(name.slice(CANARY.length)), [{ name }]));
@@ -128,10 +133,16 @@
         charts: [
           ...ofTerms("Share of the advantage, by term", "advantage_share"),
           ...listed([["Zero-std groups, as a fraction", ["advantage/zero_std_fraction"]]]),
-          ...listed([["Share of the differences in groups that has a place", ["credit/placed"]]]),
+          ...listed([
+            ["Share of the differences in groups that has a place", ["credit/placed"]],
+            ["Root mean square of the tokens' advantages", ["credit/token_rms"]],
+            ["Zero-std groups that were replaced", ["advantage/discarded_groups"]],
+            ["Training prompts seen, as a fraction", ["prompts/seen_fraction"]],
+            ["Effective number of prompts", ["prompts/effective_number"]],
+          ]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
           ...ofTerms("Groups in which a term has no standard deviation, as a fraction", "zero_std_fraction"),
-          ...ofTerms("Images that a term refused, as a fraction", "refused_fraction"),
+          ...ofTerms("Images that a term refused, as a fraction", "refused_fraction", true),
           ...chart("Correlation between terms, inside groups", starting("correlation/").map((name) => ({ name }))),
         ],
       },
