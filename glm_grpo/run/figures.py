@@ -59,7 +59,8 @@ class Table:
         lines = [self.columns, ("---",) * len(self.columns), *self.rows]
         cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in lines]
         rows = "".join(f"| {' | '.join(row)} |\n" for row in cells)
-        return f"**{self.title}**\n\n{rows}" + (f"\n{self.note}\n" if self.note else "")
+        note = f"\n{self.note[0].upper()}{self.note[1:]}.\n" if self.note else ""
+        return f"**{self.title}**\n\n{rows}{note}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table in the terminal; what a user wrote is no markup."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,8 @@ def test_markdown_and_json_have_the_same_figures(folder: RunFolder) -> None:
     markdown = report_markdown(report)
     assert "| b | 2 | untrained | 0.375 | - | 0.750 | - |\n" in markdown
     assert "| seed | 1234 |\n" in markdown
+    # Below each table, as a sentence.
+    assert re.search(r"^Mean@1: .*\.$", markdown, re.MULTILINE)
     found = json.loads(report_json(report))
     first = found["grouped"]["scores"][0]
     assert (first["group"], first["before"]["best"]["mean"]) == ("b", 0.75)
