@@ -85,6 +85,13 @@ def test_page_carries_the_cautions_of_its_scores(describe) -> None:
     assert "demonstration" not in row_with(results, "ssim")
 
 
+def test_page_speaks_of_no_other_terms_where_there_is_one(describe) -> None:
+    others = [f"~reward.terms.{name}" for name in ("ssim", "ocr", "aesthetic")]
+    results = describe(*others).results
+    assert "`total` is the score times its weight.\n" in results
+    assert "share its weight" not in results
+
+
 def test_page_is_titled_with_the_name_of_the_run(describe) -> None:
     assert describe("run.name=larger_groups").name == r"larger\_groups"
     assert describe().name is None

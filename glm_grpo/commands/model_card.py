@@ -200,6 +200,8 @@ def _describe_scores(config: Config, scored: Collection[str]) -> list[str]:
     total = (
         "`total` is their weighted sum. Where a term does not apply, the others share its weight."
     )
+    if len(config.reward.terms) == 1:
+        total = "`total` is the score times its weight."
     if config.reward.combine != "weighted_sum":
         total = (
             "`total` is their weighted sum after each is standardised, in standard deviations of "

@@ -226,6 +226,16 @@ def test_page_says_what_supervised_training_and_a_decoder_of_one_pass_do(
         assert words not in text.partition("Reward:")[0], words
 
 
+def test_page_speaks_of_no_other_terms_where_there_is_one(
+    folder: RunFolder, configs_dir: Path, read_page: ReadPage
+) -> None:
+    others = [f"~reward.terms.{name}" for name in ("lpips", "ssim", "aesthetic")]
+    store_config(folder, configs_dir, *others)
+    text = " ".join(read_page(write_before_after(folder, ())).texts)
+    assert "the score times its weight." in text
+    assert "share its weight" not in text
+
+
 def test_page_names_no_folder_of_the_machine_but_in_the_settings(
     folder: RunFolder, configs_dir: Path, read_page: ReadPage
 ) -> None:
