@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-_OTHER_FORMS = ("pcie", "nvl", "laptop")
-"""Variants that the driver gives the same name, with different performance."""
+_OTHER_FORMS = ("pcie", "nvl", "laptop", "mig")
+"""Variants and parts (MIG) of a device that has the same name, with different performance."""
 
 _GB = 10**9
 

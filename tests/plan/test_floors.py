@@ -73,6 +73,7 @@ def test_rollout_floor_is_that_of_operations_where_they_take_longer():
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         # Slower than those of the same name.
         ("NVIDIA H100 PCIe", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
         ("NVIDIA H200 NVL", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 4090 D", None),
