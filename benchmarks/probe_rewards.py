@@ -15,7 +15,7 @@ from rewards.terms.composition import CompositionConfig
 
 _CHANCE = torch.Generator().manual_seed(0)
 _REACHED = 0.4
-"""Nine of ten images of the untrained model score more."""
+"""Nine of ten images of the base model score more."""
 _PERFECT = 0.9995
 """One image in fifteen scores more."""
 _NOISE = 0.4

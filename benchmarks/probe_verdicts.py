@@ -8,7 +8,7 @@ NAME is a reward of `REWARDS`, for the miniature that draws shapes. `run` takes 
 an idle core, and `probe` one. The table shows each verdict, by scores and by the gradient, beside
 what the held-out prompts gained, and says how often it was right: "can move it" is right if the
 interval of the gain is above 0 and the gain is at least a quarter of the spread inside groups of
-the untrained model; "slowly" and "cannot" are right if it is not.
+the base model; "slowly" and "cannot" are right if it is not.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run_reward(name: str, folder: Path, *, steps: int) -> None:
 
 
 def probe_reward(name: str, folder: Path, config: Config, *, prompts: int) -> None:
-    """Probe the untrained model, and store the verdicts by scores and by the gradient."""
+    """Probe the base model, and store the verdicts by scores and by the gradient."""
     probed = probe_config(
         config, num_prompts=prompts, noises=2, weights=(), directory=folder / name / "probe"
     )

@@ -40,7 +40,7 @@ from rewards.types import RewardTable
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 CLIP = 0.2  # the probability ratio is clipped to [1 - CLIP, 1 + CLIP]
-KL_COEF = 0.02  # weight of the KL to the untrained policy
+KL_COEF = 0.02  # weight of the KL to the base policy
 STD_FLOOR = 0.02  # smallest divisor of a group's rewards; keeps tiny differences small
 LEARNING_RATE = 2e-4
 ROWS = 16  # token grids per forward and backward pass; affects memory, not the gradient

@@ -74,7 +74,7 @@ class Run:
     def metrics(self) -> pandas.DataFrame:
         """Metrics, a row per step and a column per metric (docs/reference/metrics.md).
 
-        Step 0 is the evaluation of the untrained model, so only `eval/...` has values there; other
+        Step 0 is the evaluation of the base model, so only `eval/...` has values there; other
         steps have NaN in `eval/...` unless they were evaluated.
         """
         return pandas.DataFrame(read_metrics(self._folder)).set_index("step")
@@ -327,7 +327,7 @@ def rescore(run: Run | str | Path, *overrides: str) -> Rescoring:
 def evaluate(
     run: Run | str | Path, *overrides: str, directory: str | Path | None = None
 ) -> pandas.DataFrame:
-    """Sample the held-out prompts with the untrained model and the newest checkpoint of a run.
+    """Sample the held-out prompts with the base model and the newest checkpoint of a run.
 
     Images and scores are kept in a new folder in `evals/` of the run, or in `directory`;
     `load_run` opens it.

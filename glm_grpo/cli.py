@@ -345,7 +345,7 @@ def _planned_hardware(config: Config, options: argparse.Namespace) -> Hardware |
 
 
 @_command(
-    "show what each reward term measures on the untrained model, before a run",
+    "show what each reward term measures on the base model, before a run",
     "glm-grpo probe --config-dir my-run",
     "glm-grpo probe --config-dir my-run ocr=0.5",
     "glm-grpo probe --config-dir my-run --prompts 64 --gradient    # can it move the model?",
@@ -417,11 +417,11 @@ def _config_words(options: argparse.Namespace) -> list[str]:
 
 
 @_command(
-    "evaluate a checkpoint, or an untrained model, on the held-out prompts",
+    "evaluate a checkpoint, or a base model, on the held-out prompts",
     "glm-grpo eval outputs/DATE/TIME",
     "glm-grpo eval outputs/DATE/TIME data.eval_path=other.jsonl    # on other prompts",
     "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",
-    "glm-grpo eval --config-dir my-run eval.samples_per_prompt=4    # the untrained model",
+    "glm-grpo eval --config-dir my-run eval.samples_per_prompt=4    # the base model",
     arguments=[
         _argument(
             "run",

@@ -1,4 +1,4 @@
-"""Measure images beside the reward (canaries), and judge the measures by the untrained model.
+"""Measure images beside the reward (canaries), and judge the measures by the base model.
 
 A policy that games its reward changes its images in unwanted ways: they become flat, bright,
 noisy, or all the same. This does not detect changes that preserve all of these measures, and
@@ -34,7 +34,7 @@ TOKEN_ENTROPY = "token_entropy"
 VARIETIES = frozenset({"edge_density", "colour_entropy", "pixel_diversity", TOKEN_ENTROPY})
 """Measures for which 0 means that there is nothing to see, or to choose from."""
 COLLAPSE_FRACTION = 0.1
-"""A measure of variety has collapsed if it falls below this fraction of the untrained mean."""
+"""A measure of variety has collapsed if it falls below this fraction of the base mean."""
 
 EDGE_GRADIENT = 0.1
 """Luma gradient per pixel from which a pixel lies on an edge; a step of 0.2 between areas has
@@ -51,7 +51,7 @@ COPY_DISTANCE = 0.02
 an image is a copy of its source; encoding and decoding alone change less."""
 STD_FLOOR = 1e-3
 """Smallest std of a band, in units of the canary, so that a canary that was constant on the
-untrained model, such as a fraction of 0, does not leave its band because of rounding or a
+base model, such as a fraction of 0, does not leave its band because of rounding or a
 thousandth of the pixels."""
 
 # For red, green and blue. Source: ITU-R BT.601-7, section 2.5.1.
@@ -60,7 +60,7 @@ _LUMA_WEIGHTS = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Band:
-    """Distribution of a canary on the untrained model.
+    """Distribution of a canary on the base model.
 
     Attributes:
         mean: Mean over prompts.
@@ -127,14 +127,14 @@ class Departure:
         side = "above" if self.mean > self.high else "below"
         return (
             f"{self.name} {self.mean:.4g} is {side} {self.low:.4g}..{self.high:.4g}, the band of "
-            "the untrained model"
+            "the base model"
         )
 
 
 def make_bands(
     values: Mapping[str, Float[Tensor, " P"]], *, evaluated: Collection[str] = ()
 ) -> dict[str, Band]:
-    """Make the band of each canary from values of the untrained model.
+    """Make the band of each canary from values of the base model.
 
     Args:
         values: One value per prompt, by canary; NaN for prompts to which it does not apply. A

@@ -177,7 +177,7 @@ class RewardConfig(Options):
     combine: Mode = "weighted_sum"
     """`weighted_sum` of the scores, or `normalize_then_sum`: first standardise scores within each
     prompt's group, so that terms with a small spread count as much as terms with a large one.
-    Evaluations use the mean and std of the untrained model instead, so that totals are comparable
+    Evaluations use the mean and std of the base model instead, so that totals are comparable
     across steps."""
     terms: Annotated[dict[str, _AnyTerm], BeforeValidator(_read_terms)]
     """The terms in use by name; absent or null: not used."""
@@ -189,7 +189,7 @@ class RewardConfig(Options):
     watch: MayChange[Annotated[tuple[str, ...], Field(strict=False)]] = ()
     """Terms with weight 0 that reveal whether the policy games the others; see `on_hacking`."""
     on_hacking: MayChange[Literal["warn", "stop"]] = "warn"
-    """When a canary is outside the band of the untrained model for three steps in a row, or two
+    """When a canary is outside the band of the base model for three steps in a row, or two
     evaluations: warn, or also save and stop."""
     canary_margin: MayChange[float] = Field(default=6.0, gt=0.0)
     """Half the width of a canary's band, in standard errors of a step's mean."""

@@ -29,17 +29,17 @@ of magnitude below any meaningful difference of scores.
 
 
 def combine(
-    table: RewardTable, *, mode: Mode, untrained: RewardTable | None = None
+    table: RewardTable, *, mode: Mode, base_scores: RewardTable | None = None
 ) -> Float32[Tensor, "P G"]:
     """Total reward of every image: the sum of `contributions` over the terms.
 
     NaN for images that are left out of their group, see `is_left_out`.
 
     Args:
-        untrained: See `contributions`; given for evaluations, whose totals are compared across
+        base_scores: See `contributions`; given for evaluations, whose totals are compared across
             steps.
     """
-    totals = contributions(table, mode=mode, untrained=untrained).sum(dim=-1)
+    totals = contributions(table, mode=mode, base_scores=base_scores).sum(dim=-1)
     for row, image in (~totals.isfinite() & ~is_left_out(table)).nonzero().tolist():
         scores = zip(
             table.names, table.raw[row, image].tolist(), table.weights.tolist(), strict=True
@@ -61,7 +61,7 @@ def is_left_out(table: RewardTable) -> Bool[Tensor, "P G"]:
 
 
 def contributions(
-    table: RewardTable, *, mode: Mode, untrained: RewardTable | None = None
+    table: RewardTable, *, mode: Mode, base_scores: RewardTable | None = None
 ) -> Float32[Tensor, "P G R"]:
     """Contribution of each term to each image's total; exactly 0 if a term does not apply.
 
@@ -78,7 +78,7 @@ def contributions(
       group whose scores are all equal; the std is the sample std. Each term then counts only by
       its weight, however small its spread. Source: GDPO (arXiv 2601.05242), section 3; TRL's
       `multi_objective_aggregation="normalize_then_sum"`.
-      With `untrained`, mean and std are instead those of the untrained model's scores, over all
+      With `base_scores`, mean and std are instead those of the base model's scores, over all
       images of the prompts to which the term applies: x = (s - mean_0) / max(std_0, std_floor).
       Within a group, the mean is 0 at every step. This scale, in contrast, is fixed: a policy that
       scores higher has higher totals, and a group may consist of a single image.
@@ -90,11 +90,11 @@ def contributions(
     negative weight is a penalty and must not cancel the scale of the others.
 
     Args:
-        untrained: Raw scores of the untrained model by the same terms; ignored by `weighted_sum`.
+        base_scores: Raw scores of the base model by the same terms; ignored by `weighted_sum`.
     """
     scores = table.raw
-    if mode != "weighted_sum" and untrained is not None:
-        scores = _standardise_by(untrained, table)
+    if mode != "weighted_sum" and base_scores is not None:
+        scores = _standardise_by(base_scores, table)
     elif mode == "normalize_then_sum":
         scores = _standardise(table)
     # Filled, not multiplied by 0: a caller's table may contain NaN where a term does not apply, and
@@ -231,17 +231,17 @@ def _group_divisors(table: RewardTable) -> Float64[Tensor, "P 1 R"]:
     return group_variances(_kept(table).double()).sqrt().clamp(min=floors)
 
 
-def _standardise_by(untrained: RewardTable, table: RewardTable) -> Float32[Tensor, "P G R"]:
+def _standardise_by(base_scores: RewardTable, table: RewardTable) -> Float32[Tensor, "P G R"]:
     # One row per image: the sums do not depend on how images are grouped.
-    raw = untrained.raw.double().flatten(0, 1)
-    applies = untrained.is_applicable.repeat_interleave(untrained.raw.shape[1], dim=0)
+    raw = base_scores.raw.double().flatten(0, 1)
+    applies = base_scores.is_applicable.repeat_interleave(base_scores.raw.shape[1], dim=0)
     applies &= ~raw.isnan()
     counts = applies.sum(dim=0)
     is_weighed = table.is_applicable.any(dim=0) & (table.weights != 0)
     for column in (is_weighed & (counts == 0)).nonzero().flatten().tolist():
         raise RewardError(
             f"term {table.names[column]} applies to held-out prompts now, but scored no image in "
-            "the evaluation of the untrained model, whose spread scales the totals; restore the "
+            "the evaluation of the base model, whose spread scales the totals; restore the "
             "held-out prompts, or start a new run with a scorer that does not refuse all images"
         )
     means = raw.masked_fill(~applies, 0.0).sum(dim=0) / counts.clamp(min=1)

@@ -155,7 +155,7 @@ def test_page_names_the_sampler_and_what_read_the_images(describe) -> None:
 
 def test_page_shows_the_best_of_several_images_beside_their_mean(describe) -> None:
     # Of the prompt with text, images score 0.00 and 0.01 before and after.
-    assert "| ocr | 1 | untrained | 0.005 | - | 0.010 | - |" in describe().results
+    assert "| ocr | 1 | base | 0.005 | - | 0.010 | - |" in describe().results
     assert "|  |  | over best@2 | -0.005 | - |" in describe().results
 
 

@@ -117,7 +117,7 @@ def _evaluate_one(models: Models, prepared: PreparedRun) -> Evaluation:
         seed=config.eval.seed,
     )
     part = evaluate(models, batches, step=0)
-    return weigh_evaluation([part], mode=config.reward.combine, untrained=None)
+    return weigh_evaluation([part], mode=config.reward.combine, base_scores=None)
 
 
 def _describe_means(table: RewardTable) -> str:

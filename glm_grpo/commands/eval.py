@@ -1,4 +1,4 @@
-"""`glm-grpo eval`: compare a checkpoint with the untrained policy, or evaluate that one alone."""
+"""`glm-grpo eval`: compare a checkpoint with the base policy, or evaluate that one alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
 
-_UNTRAINED = Path("outputs/eval")
+_EVALUATIONS_OF_BASE = Path("outputs/eval")
 """Usual folder of an evaluation without a run."""
 
 _CHANGEABLE = (
@@ -105,9 +105,9 @@ def evaluate_run(
     step = found.checkpoint.step
     folder = _make_folder(directory, found.folder.evals_dir / f"step-{step:06d}")
     models = prepared.load()
-    before = prepared.evaluate(models, step=0, untrained=None)
+    before = prepared.evaluate(models, step=0, base_scores=None)
     models.policy.load_state_tensors(found.evaluated())
-    after = prepared.evaluate(models, step=step, untrained=before.scores)
+    after = prepared.evaluate(models, step=step, base_scores=before.scores)
     write_provenance(folder, prepared.provenance)
     # The gallery would take another number of steps for a run that goes on.
     train = config.train.model_copy(update={"steps": step})
@@ -127,9 +127,9 @@ def evaluate_model(config: Config, directory: Path | None = None) -> RunFolder:
     """
     quiet_libraries()
     prepared = _prepare(pin_start(with_absolute_paths(config), None))
-    folder = _make_folder(directory, _UNTRAINED)
+    folder = _make_folder(directory, _EVALUATIONS_OF_BASE)
     models = prepared.load()
-    evaluation = prepared.evaluate(models, step=0, untrained=None)
+    evaluation = prepared.evaluate(models, step=0, base_scores=None)
     write_provenance(folder, prepared.provenance)
     _record(folder, prepared.config, [evaluation])
     return folder
@@ -155,10 +155,10 @@ class _Prepared:
             logger.warning("%s", line)
         return load_models(config, self.model, device, scorer=scorer, start=find_start(config))
 
-    def evaluate(self, models: Models, *, step: int, untrained: RewardTable | None) -> Evaluation:
+    def evaluate(self, models: Models, *, step: int, base_scores: RewardTable | None) -> Evaluation:
         """Evaluate the policy, whose weights are those of `step`."""
         part = evaluate(models, held_out_batches(self.config, self.held_out), step=step)
-        return weigh_evaluation([part], mode=self.config.reward.combine, untrained=untrained)
+        return weigh_evaluation([part], mode=self.config.reward.combine, base_scores=base_scores)
 
 
 def _prepare(config: Config) -> _Prepared:
@@ -246,16 +246,16 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def summary_table(
-    rows: Sequence[SummaryRow], *, title: str, untrained: Mapping[str, float] | None = None
+    rows: Sequence[SummaryRow], *, title: str, base: Mapping[str, float] | None = None
 ) -> Table:
     """Before and after on the held-out prompts, for the terminal.
 
     Args:
-        untrained: Means before the run that this one began with; None or empty: no such column.
+        base: Means before the run that this one began with; None or empty: no such column.
     """
     columns: tuple[str, ...] = ("", "before", "after", "change", "95 % interval")
     cells = tuple(change_row(row) for row in rows)
-    if untrained:
-        columns = ("", "untrained", *columns[1:])
-        cells = tuple((name, f"{untrained[name]:z.3f}", *others) for name, *others in cells)
+    if base:
+        columns = ("", "base", *columns[1:])
+        cells = tuple((name, f"{base[name]:z.3f}", *others) for name, *others in cells)
     return Table(title, columns, cells, interval_note(row.low for row in rows))

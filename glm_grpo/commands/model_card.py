@@ -16,7 +16,7 @@ from glm_grpo.output import counted, without_folders
 from glm_grpo.run.figures import change_row, interval_note
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.provenance import Provenance, read_provenance
-from glm_grpo.run.summaries import summarise_until, untrained_means
+from glm_grpo.run.summaries import base_means, summarise_until
 from glm_grpo.run.tables import (
     MetricsRow,
     read_metrics,
@@ -138,15 +138,15 @@ def _describe_figures(
         return ["The evaluations of the run cannot be read.\n"]
     if summary is None:
         return [f"The run has no evaluation between its start and step {step}.\n"]
-    untrained = untrained_means(folder)
-    columns = ["", *(["untrained"] if untrained else []), "before", "after", "change"]
+    base = base_means(folder)
+    columns = ["", *(["base"] if base else []), "before", "after", "change"]
     cells = [change_row(row) for row in summary.rows]
-    if untrained:
-        cells = [(name, f"{untrained[name]:z.3f}", *others) for name, *others in cells]
+    if base:
+        cells = [(name, f"{base[name]:z.3f}", *others) for name, *others in cells]
     note = interval_note(row.low for row in summary.rows)
     below = f"\n{note}\n" if note else ""
     start = "the start of the run"
-    if untrained:
+    if base:
         start = "the start of the run (which began with the weights of another one)"
     at = f"step {summary.step}"
     if summary.step != step:

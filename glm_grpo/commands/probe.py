@@ -1,4 +1,4 @@
-"""`glm-grpo probe`: sample the untrained model and report on each reward term."""
+"""`glm-grpo probe`: sample the base model and report on each reward term."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def probe_config(
     weights: Sequence[float] | None,
     directory: Path,
 ) -> WrittenProbe:
-    """Sample the untrained model, and show what each reward term measures on it.
+    """Sample the base model, and show what each reward term measures on it.
 
     Args:
         num_prompts: Number of training prompts to sample, in batches of the size of a step; at most

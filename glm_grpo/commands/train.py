@@ -25,7 +25,7 @@ from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
 from glm_grpo.run.provenance import describe_mixed_scores
 from glm_grpo.run.resume import find_resumed, make_run_folder
-from glm_grpo.run.summaries import summarise, untrained_means
+from glm_grpo.run.summaries import base_means, summarise
 from glm_grpo.run.tables import SummaryRow
 from glm_grpo.setup.prepared_run import PreparedRun, prepare
 from glm_grpo.setup.provenance import describe_provenance, keep_provenance
@@ -186,10 +186,8 @@ def _print_result(folder: RunFolder, summary: list[SummaryRow] | None) -> None:
         Console(stderr=True).print(text, soft_wrap=True)
     results = Console(highlight=False)
     if summary is not None:
-        untrained = untrained_means(folder)
-        results.print(
-            summary_table(summary, title="held-out prompts, before and after", untrained=untrained)
-        )
+        base = base_means(folder)
+        results.print(summary_table(summary, title="held-out prompts, before and after", base=base))
         if mixed := describe_mixed_scores(folder):
             results.print(Text(mixed), soft_wrap=True)
     results.print(Text(f"gallery: {folder.gallery_path}"), soft_wrap=True)

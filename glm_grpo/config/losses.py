@@ -43,7 +43,7 @@ class LossSettings(Options):
     """Weight of the KL divergence to the policy that sampled; 0: not used."""
     reference_sync_steps: int | None = Field(default=None, ge=1)
     """Training steps between updates of the reference from the policy; absent: the reference stays
-    the untrained policy."""
+    the base policy."""
     reference_mixup_alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """a in reference = a * policy + (1 - a) * reference, at each update of the reference."""
     entropy_coef: float = Field(default=0.0, ge=0.0)

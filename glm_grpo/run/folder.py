@@ -71,7 +71,7 @@ class RunFolder:
     metrics_path = _Place("metrics.jsonl")
     """Metrics: one JSON object per line, one line per step and one per evaluation."""
     canaries_path = _Place("canaries.json")
-    """Bands of the canaries, measured on the untrained model."""
+    """Bands of the canaries, measured on the base model."""
     tracker_ids_path = _Place("trackers.json")
     """Ids of the run in each tracker."""
     gallery_path = _Place("gallery/index.html")

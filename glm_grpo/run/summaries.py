@@ -140,8 +140,8 @@ def summarise(folder: RunFolder) -> list[SummaryRow]:
     return [] if summary is None else summary.rows
 
 
-def untrained_means(folder: RunFolder) -> dict[str, float]:
-    """Mean held-out scores of the untrained model, if the run began with another run's weights.
+def base_means(folder: RunFolder) -> dict[str, float]:
+    """Mean held-out scores of the base model, if the run began with another run's weights.
 
     Empty without a `first_run`.
     """
@@ -153,7 +153,7 @@ def untrained_means(folder: RunFolder) -> dict[str, float]:
 
 
 def first_run(folder: RunFolder) -> RunFolder | None:
-    """Follow `model.start_from` back to the run that began with the untrained model.
+    """Follow `model.start_from` back to the run that began with the base model.
 
     None if the run began with no other one, or if that one is gone or evaluated differently (other
     prompts, samples, decoding or reward). Also None unless totals are weighted sums: others are

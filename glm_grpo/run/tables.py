@@ -94,7 +94,7 @@ class Weighing:
     """How the totals of a stored table came from its raw scores.
 
     Under `weighted_sum` these values are sufficient; otherwise an evaluation's totals also depend
-    on the evaluation of step 0, see `read_untrained`.
+    on the evaluation of step 0, see `read_base_scores`.
 
     Attributes:
         weights: Weight by term name.
@@ -231,8 +231,8 @@ def read_evaluation(
     return read_table(folder.evaluation_path(step), columns)
 
 
-def read_untrained(folder: RunFolder) -> RewardTable:
-    """Read the untrained model's scores on the held-out prompts, one image per row."""
+def read_base_scores(folder: RunFolder) -> RewardTable:
+    """Read the base model's scores on the held-out prompts, one image per row."""
     path = folder.evaluation_path(0)
     if not path.exists():
         raise StorageError(

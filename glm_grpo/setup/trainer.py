@@ -60,7 +60,7 @@ def build_trainer(
         total=config.train.steps,
         done=state.step,
         console=console,
-        untrained=next(iter(read_metrics(folder)), None),
+        base=next(iter(read_metrics(folder)), None),
     )
     saver = CheckpointSaver(
         folder,

@@ -60,13 +60,13 @@ def evaluate(
 
 
 def weigh_evaluation(
-    parts: Sequence[EvaluationPart], *, mode: Mode, untrained: RewardTable | None
+    parts: Sequence[EvaluationPart], *, mode: Mode, base_scores: RewardTable | None
 ) -> Evaluation:
     """Combine parts into one evaluation with totals; warn of images that a term refused.
 
     Args:
         parts: Evaluated parts of the same policy in prompt order, at least one.
-        untrained: Scores of the run's evaluation at step 0; None if this is that evaluation.
+        base_scores: Scores of the run's evaluation at step 0; None if this is that evaluation.
     """
     table = join_tables([part.scores for part in parts])
     prompts = tuple(prompt for part in parts for prompt in part.prompts)
@@ -82,6 +82,6 @@ def weigh_evaluation(
         prompts=prompts,
         images=join_images([part.images for part in parts]),
         scores=table,
-        totals=combine(table, mode=mode, untrained=table if untrained is None else untrained),
+        totals=combine(table, mode=mode, base_scores=table if base_scores is None else base_scores),
         entropy=torch.cat([part.entropy for part in parts]),
     )

@@ -117,7 +117,7 @@ class Trainer:
         self._stop_on_hacking(departures)
 
     def _begin(self) -> None:
-        """Evaluate the untrained policy, or resume the run."""
+        """Evaluate the base policy, or resume the run."""
         step = self._state.step
         if step == 0:
             with self._saver.saved_on_failure(0):

@@ -17,7 +17,7 @@ _WARM_UP = 9
 def decay_at(step: int, decay: float) -> float:
     """Decay of the update after a step, which grows from 0 to `decay`.
 
-    min(decay, step / (step + 9)), and 0 after the first step, which leaves nothing of the untrained
+    min(decay, step / (step + 9)), and 0 after the first step, which leaves nothing of the base
     weights. Without this, the average of a short run would consist of them: after 20 steps of
     decay 0.999, 98 %.
 

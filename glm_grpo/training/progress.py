@@ -47,7 +47,7 @@ class Progress:
     Args:
         total: Number of training steps.
         done: Steps done before, for a run that resumes.
-        untrained: Metrics of step 0, with which evaluations are compared; None if the run has not
+        base: Metrics of step 0, with which evaluations are compared; None if the run has not
             measured them yet.
         now: Returns the seconds of a monotonic clock.
     """
@@ -58,11 +58,11 @@ class Progress:
         total: int,
         done: int,
         console: Console,
-        untrained: Mapping[str, int | float | None] | None = None,
+        base: Mapping[str, int | float | None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
-        self._untrained = untrained
+        self._base = base
         self._console = console
         # FORCE_COLOR only asks for colours in a log: the bars need a console that redraws lines.
         self._is_live = console.is_interactive and not console.quiet and console.file.isatty()
@@ -154,9 +154,9 @@ class Progress:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the held-out scores, metrics that begin with `eval/`, and their change."""
         self._is_evaluating, self._evaluated_prompts = False, ""
-        before = self._untrained or {}
-        if self._untrained is None:
-            self._untrained = dict(metrics)
+        before = self._base or {}
+        if self._base is None:
+            self._base = dict(metrics)
         figures = [f"evaluation at step {step}"]
         for name, score in metrics.items():
             if not name.startswith("eval/") or not math.isfinite(score):

@@ -28,7 +28,7 @@ from glm_grpo.errors import (
 from glm_grpo.grpo.update import UpdateReport
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.summaries import summarise
-from glm_grpo.run.tables import SummaryRow, read_metrics, read_untrained
+from glm_grpo.run.tables import SummaryRow, read_base_scores, read_metrics
 from glm_grpo.run.trackers import Trackers
 from glm_grpo.run.writing import append_metrics, encode, write_evaluation, write_rollout
 from glm_grpo.training.collate import join_experiences
@@ -113,7 +113,7 @@ class Records:
         self._work = work
         self._processes = processes
         self._combine, self._advantage = config.reward.combine, config.advantage
-        self._untrained: RewardTable | None = None
+        self._base_scores: RewardTable | None = None
         self._thread = ThreadPoolExecutor(1, "records")
         self._unfinished: list[Future[None]] = []
         with processes.together():
@@ -131,10 +131,10 @@ class Records:
         parts = self._joined(part)
 
         def write() -> dict[str, float]:
-            untrained = self._write_evaluation(parts)
-            self._untrained = untrained.scores
-            self._monitor.learn(untrained)
-            metrics = evaluation_metrics(untrained) | _time_of(parts)
+            base = self._write_evaluation(parts)
+            self._base_scores = base.scores
+            self._monitor.learn(base)
+            metrics = evaluation_metrics(base) | _time_of(parts)
             append_metrics(self.folder, 0, metrics)
             self._trackers.log(0, metrics)
             self._show(self.folder, 0)
@@ -148,7 +148,7 @@ class Records:
         def read() -> None:
             self._monitor.restore()
             if self._combine != "weighted_sum":
-                self._untrained = read_untrained(self.folder)
+                self._base_scores = read_base_scores(self.folder)
             self._show(self.folder, None)
 
         self._processes.on_main(read)
@@ -321,7 +321,7 @@ class Records:
 
     def _write_evaluation(self, parts: Sequence[EvaluationPart]) -> Evaluation:
         """Join and weigh an evaluation, and store it without its metrics."""
-        evaluation = weigh_evaluation(parts, mode=self._combine, untrained=self._untrained)
+        evaluation = weigh_evaluation(parts, mode=self._combine, base_scores=self._base_scores)
         write_evaluation(self.folder, evaluation, combine=self._combine)
         self._trackers.log_evaluation(evaluation)
         return evaluation

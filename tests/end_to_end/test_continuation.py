@@ -14,7 +14,7 @@ from glm_grpo.run.checkpoints import load_checkpoint, newest_checkpoint
 from glm_grpo.run.folder import RunFolder
 from glm_grpo.run.lock import RunLock
 from glm_grpo.run.resume import find_resumed
-from glm_grpo.run.summaries import untrained_means
+from glm_grpo.run.summaries import base_means
 from glm_grpo.run.tables import read_metrics
 from glm_grpo.setup.collectors import collector_setup
 from glm_grpo.setup.learner import build_learner
@@ -82,9 +82,9 @@ def test_a_run_begins_with_the_weights_of_another_one_and_goes_on_with_them(
     assert read_record(run_dir) == read_record(whole_dir)
 
     before, after = read_metrics(RunFolder(first_dir))
-    untrained, one, two = read_metrics(RunFolder(whole_dir))
-    assert untrained["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
-    means = untrained_means(RunFolder(whole_dir))
+    base, one, two = read_metrics(RunFolder(whole_dir))
+    assert base["eval/brightness"] == pytest.approx(after["eval/brightness"], abs=1e-5)
+    means = base_means(RunFolder(whole_dir))
     assert means["brightness"] == pytest.approx(before["eval/brightness"])
     # The reference is what the run began with.
     assert one["kl/reference"] == pytest.approx(0, abs=1e-6)

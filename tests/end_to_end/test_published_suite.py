@@ -109,7 +109,7 @@ def assert_as_stored(figures: dict[str, Any], images: pandas.DataFrame) -> None:
     assert figures["best"]["mean"] == pytest.approx((by_prompt.max(axis=1) == 1).mean())
 
 
-def test_eval_measures_an_untrained_model_and_then_what_training_gained(
+def test_eval_measures_a_base_model_and_then_what_training_gained(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,7 +141,7 @@ def test_eval_measures_an_untrained_model_and_then_what_training_gained(
     assert alone["conditions"]["sampling"] == "temperature 1, no token dropped, guidance 5"
     assert alone["conditions"]["term composition"].startswith("find.py:detect, ")
     page = (folder / "gallery/report.html").read_text()
-    assert "Untrained model" in page
+    assert "Base model" in page
     assert "best@3" in page
     assert '"steps_planned":null' in (folder / "gallery/data/run.js").read_text()
 
@@ -158,7 +158,7 @@ def test_eval_measures_an_untrained_model_and_then_what_training_gained(
     before, after = (images_of(result, step) for step in (0, 3))
     for tag in TAGS:
         figures = of_tag(both, tag)
-        # The same seeds give the same images of the untrained model.
+        # The same seeds give the same images of the base model.
         assert figures["before"] == of_tag(alone, tag)["before"]
         assert_as_stored(figures["after"], after[after["tag"] == tag])
     figures = of_tag(both, "all")

@@ -117,7 +117,7 @@ def test_eval_command_keeps_a_gallery_of_other_prompts(run, capsys, caplog, tmp_
     cli.main(["eval", str(run[0]), f"data.eval_path={other}"])
 
     printed = capsys.readouterr().out
-    assert "untrained and step 1" in printed
+    assert "base and step 1" in printed
     assert "too few prompts for an interval" in printed
     folder = RunFolder(run[0] / "evals/step-000001")
     assert f"to look at it:  glm-grpo gallery {folder.path} --serve" in printed

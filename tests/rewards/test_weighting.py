@@ -126,36 +126,36 @@ def test_combine_normalised_does_not_let_masked_prompts_count() -> None:
         assert_equal(advantage_shares(table, mode="normalize_then_sum"), [(0.25 + 1) / 2, 0.75 / 2])
 
 
-def test_combine_by_the_untrained_model_divides_by_its_mean_and_std() -> None:
-    # Untrained, over all four images: 0, 1, 2, 3 have mean 1.5 and sample std
+def test_combine_by_the_base_model_divides_by_its_mean_and_std() -> None:
+    # Base model, over all four images: 0, 1, 2, 3 have mean 1.5 and sample std
     # sqrt((2.25 + 0.25 + 0.25 + 2.25) / 3) = sqrt(5 / 3); the second term has mean 5 and no
     # spread, so its floor of 0.5 divides. Weights 1 and -2.
-    untrained = make_table([[[0.0, 5.0], [1.0, 5.0]], [[2.0, 5.0], [3.0, 5.0]]], [1.0, -2.0])
+    base = make_table([[[0.0, 5.0], [1.0, 5.0]], [[2.0, 5.0], [3.0, 5.0]]], [1.0, -2.0])
     later = make_table([[[3.0, 5.0]], [[1.5, 6.0]]], [1.0, -2.0], floors=[1e-4, 0.5])
-    totals = combine(later, mode="normalize_then_sum", untrained=untrained)
+    totals = combine(later, mode="normalize_then_sum", base_scores=base)
     assert_equal(totals, [[1.5 / math.sqrt(5 / 3)], [-2 * (6 - 5) / 0.5]])
 
 
-def test_combine_by_the_untrained_model_leaves_masked_prompts_out_of_its_mean() -> None:
+def test_combine_by_the_base_model_leaves_masked_prompts_out_of_its_mean() -> None:
     # The first term applies to prompt 0 alone, with 1 and 3: mean 2, so that 2 gives 0.
     nan = float("nan")
     mask = [[True, True], [False, True]]
-    untrained = make_table([[[1.0, 0.0], [3.0, 2.0]], [[nan, 0.0], [nan, 2.0]]], [3.0, 1.0], mask)
+    base = make_table([[[1.0, 0.0], [3.0, 2.0]], [[nan, 0.0], [nan, 2.0]]], [3.0, 1.0], mask)
     later = make_table([[[2.0, 2.0]], [[nan, 3.0]]], [3.0, 1.0], mask)
-    totals = combine(later, mode="normalize_then_sum", untrained=untrained)
+    totals = combine(later, mode="normalize_then_sum", base_scores=base)
     # 0, 2, 0, 2: mean 1, std sqrt(4 / 3). Prompt 0: 3 * 0 + 1 * 1 / std; prompt 1 by (3 + 1) / 1.
     std = math.sqrt(4 / 3)
     assert_equal(totals, [[1 / std], [4 * 2 / std]])
 
 
-def test_combine_by_the_untrained_model_refuses_a_term_without_a_scale() -> None:
-    untrained = make_table([[[0.0, 1.0]]], [1.0, 1.0], [[False, True]])
+def test_combine_by_the_base_model_refuses_a_term_without_a_scale() -> None:
+    base = make_table([[[0.0, 1.0]]], [1.0, 1.0], [[False, True]])
     later = make_table([[[0.5, 1.0]]], [1.0, 1.0])
     with pytest.raises(RewardError, match="term_0 applies"):
-        combine(later, mode="normalize_then_sum", untrained=untrained)
+        combine(later, mode="normalize_then_sum", base_scores=base)
     # A term that is only shown needs none.
     shown = make_table([[[0.5, 1.0]]], [0.0, 1.0])
-    assert_equal(combine(shown, mode="normalize_then_sum", untrained=untrained), [[0.0]])
+    assert_equal(combine(shown, mode="normalize_then_sum", base_scores=base), [[0.0]])
 
 
 def test_combine_refuses_prompts_without_a_weighed_term() -> None:
@@ -310,13 +310,13 @@ def test_what_a_term_without_weight_refused_keeps_its_total(mode: Mode) -> None:
 
 def test_refused_images_have_no_say_in_the_scale_of_evaluations() -> None:
     # Of 1, 3 and a refused one: mean 2, sample std sqrt(2). Scores of 2 and 4 give 0 and 2 / std.
-    untrained = make_table([[[1.0]], [[3.0]], [[NAN]]], [1.0])
+    base = make_table([[[1.0]], [[3.0]], [[NAN]]], [1.0])
     later = make_table([[[2.0]], [[NAN]], [[4.0]]], [1.0])
-    totals = combine(later, mode="normalize_then_sum", untrained=untrained)
+    totals = combine(later, mode="normalize_then_sum", base_scores=base)
     assert totals[[0, 2]].flatten().tolist() == pytest.approx([0.0, 2 / math.sqrt(2)])
     assert totals[1].isnan().all()
     with pytest.raises(RewardError, match="term_0 .* scored no image"):
-        combine(later, mode="normalize_then_sum", untrained=make_table([[[NAN]]], [1.0]))
+        combine(later, mode="normalize_then_sum", base_scores=make_table([[[NAN]]], [1.0]))
 
 
 def test_a_group_with_fewer_than_two_scores_is_zero_std() -> None:

@@ -368,7 +368,7 @@ def test_totals_of_evaluations_compare_across_steps_and_the_best_checkpoint_is_k
         read_table(run.folder.evaluation_path(step))["raw/brightness"].to_pylist()
         for step in range(5)
     ]
-    # By the untrained model's mean and std over all images, though training standardises in groups.
+    # By the base model's mean and std over all images, though training standardises in groups.
     start = torch.tensor(scores[0])
     expected = [fmean((torch.tensor(each) - start.mean()) / start.std()) for each in scores]
     totals = [row["eval/total"] for row in run.rows()]

@@ -31,7 +31,7 @@ LATE = 1000
 """A step at which the decay is as given."""
 
 
-def test_average_forgets_the_untrained_weights_at_once_and_then_ever_less() -> None:
+def test_average_forgets_the_first_weights_at_once_and_then_ever_less() -> None:
     policy = OneWeight(100.0)
     average = MovingAverage(policy, decay=0.75)
     # Decays 0; 2 / 11; 3 / 12; and 0.75, because 30 / 39 is more.

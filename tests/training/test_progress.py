@@ -86,7 +86,7 @@ def test_an_evaluation_is_compared_with_that_of_step_0(lines) -> None:
     progress.evaluated(0, {"eval/total": 0.5})
     progress.evaluated(20, {"eval/total": 0.75, "eval/ocr": 0.25, "reward/mean": 1.0})
     # A resumed run is given the metrics of step 0, in which a term without a value is None.
-    resumed = make_progress(total=40, done=20, untrained={"eval/total": 0.25, "eval/ocr": None})
+    resumed = make_progress(total=40, done=20, base={"eval/total": 0.25, "eval/ocr": None})
     resumed.evaluated(30, {"eval/total": 0.75, "eval/ocr": 0.25, "eval/clip": float("nan")})
 
     assert lines() == [

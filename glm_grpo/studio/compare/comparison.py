@@ -291,22 +291,22 @@ class Comparison:
         prompts: Number of held-out prompts.
         samples_per_prompt: Images of each.
         runs: In the order they were named.
-        untrained: Mean raw score of each term at the first evaluation of the first run that did not
+        base: Mean raw score of each term at the first evaluation of the first run that did not
             start from another run's weights; of the first run if all did.
         left_out: Terms that not every run scored in the same way.
         combine: Whether totals are weighted sums of raw scores, or of scores in units of the
             spread of the first evaluation of the first run.
-        untrained_label: Other words for `untrained` if all runs started from weights.
+        base_label: Other words for `base` if all runs started from weights.
     """
 
     weights: Mapping[str, float]
     prompts: int
     samples_per_prompt: int
     runs: tuple[ComparedRun, ...]
-    untrained: Mapping[str, float]
+    base: Mapping[str, float]
     left_out: tuple[str, ...]
     combine: Mode = "weighted_sum"
-    untrained_label: str = "untrained"
+    base_label: str = "base"
 
 
 def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Comparison:
@@ -359,10 +359,10 @@ def compare(run_dirs: Sequence[Path], weights: Mapping[str, float] | None) -> Co
         prompts=len(first.groups.prompt_ids),
         samples_per_prompt=runs[0].config.eval.samples_per_prompt,
         runs=compared,
-        untrained=[*unstarted, *runs][0].evaluations[0].term_means(terms),
+        base=[*unstarted, *runs][0].evaluations[0].term_means(terms),
         left_out=left_out,
         combine=common.combine,
-        untrained_label="untrained" if unstarted else "run 1, step 0",
+        base_label="base" if unstarted else "run 1, step 0",
     )
 
 
@@ -422,18 +422,17 @@ class CommonReward:
         weights: By term, none of them 0; at least one term applies to each prompt.
         std_floors: For the same terms, see `RewardTable`; `weighted_sum` reads none.
         combine: How the weighted terms are combined.
-        untrained: The evaluation whose spread is the unit under `normalize_then_sum`.
+        base: The evaluation whose spread is the unit under `normalize_then_sum`.
     """
 
     weights: Mapping[str, float]
     std_floors: Mapping[str, float]
     combine: Mode
-    untrained: StoredEvaluation
+    base: StoredEvaluation
 
     def prompt_totals(self, evaluation: StoredEvaluation) -> Float32[Tensor, " P"]:
         """The total of each prompt, mean over its samples; NaN if none of them has a total."""
-        table, untrained = (
-            each.groups.weigh(self.weights, self.std_floors)
-            for each in (evaluation, self.untrained)
+        table, base = (
+            each.groups.weigh(self.weights, self.std_floors) for each in (evaluation, self.base)
         )
-        return combine(table, mode=self.combine, untrained=untrained).nanmean(dim=1)
+        return combine(table, mode=self.combine, base_scores=base).nanmean(dim=1)

@@ -11,7 +11,7 @@ from glm_grpo.run.figures import NO_VALUE, Table, interval, interval_note, show_
 from glm_grpo.run.summaries import Interval
 from glm_grpo.studio.compare.comparison import Comparison
 
-IN_SPREADS = "scores minus the untrained model's mean, in units of its std"
+IN_SPREADS = "scores minus the base model's mean, in units of its std"
 """Unit of totals under `normalize_then_sum`."""
 
 
@@ -39,7 +39,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         )
         for number, run in runs
     )
-    scores = [(comparison.untrained_label, comparison.untrained)]
+    scores = [(comparison.base_label, comparison.base)]
     scores += [(str(number), run.terms) for number, run in runs]
     left_out = ", ".join(comparison.left_out)
     return [
@@ -60,9 +60,9 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         ),
         Table(
             "each term, at the last evaluation",
-            ("run", *comparison.untrained),
+            ("run", *comparison.base),
             tuple(
-                (label, *(f"{terms[name]:z.3f}" for name in comparison.untrained))
+                (label, *(f"{terms[name]:z.3f}" for name in comparison.base))
                 for label, terms in scores
             ),
             f"left out, because not every run scored them alike: {left_out}" if left_out else "",
@@ -87,7 +87,7 @@ def comparison_json(comparison: Comparison) -> str:
 def _describe_weights(comparison: Comparison) -> str:
     # A term that applies to no prompt has no mean.
     listed = ", ".join(
-        f"{name} {weight:g}{'' if name in comparison.untrained else ' (applies to no prompt)'}"
+        f"{name} {weight:g}{'' if name in comparison.base else ' (applies to no prompt)'}"
         for name, weight in comparison.weights.items()
     )
     return listed if comparison.combine == "weighted_sum" else f"{listed}; {IN_SPREADS}"

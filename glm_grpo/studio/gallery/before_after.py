@@ -274,8 +274,8 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
     return _write_page(folder, page)
 
 
-def write_untrained(folder: RunFolder) -> Path:
-    """Write `gallery/report.html` of an evaluation of an untrained model; returns its path."""
+def write_report_of_base(folder: RunFolder) -> Path:
+    """Write `gallery/report.html` of an evaluation of a base model; returns its path."""
     config = read_config(folder)
     report = None
     # The gallery names the damage.
@@ -283,7 +283,7 @@ def write_untrained(folder: RunFolder) -> Path:
         report = report_held_out(folder, config)
     tables = [] if report is None else [*score_tables(report), conditions_table(report)]
     name = " / ".join(folder.path.absolute().parts[-2:])
-    page = Report(f"Untrained model: {name}", [*tables, _terms_table(config)])
+    page = Report(f"Base model: {name}", [*tables, _terms_table(config)])
     return _write_page(folder, render_page("report.html.j2", report=page))
 
 

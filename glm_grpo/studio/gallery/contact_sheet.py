@@ -50,9 +50,9 @@ def draw_contact_sheet(
     names: list[str] = []
     rows: list[list[Path]] = []
     drawn = [(folder, step, f"step {step}") for step in (steps[0], steps[-1])]
-    untrained = first_run(folder)
-    if untrained is not None:
-        drawn.insert(0, (untrained, 0, "untrained"))
+    base = first_run(folder)
+    if base is not None:
+        drawn.insert(0, (base, 0, "base"))
     ordered = _order_by_change(folder, steps)["prompt_id"]
     for index, (run, step, name) in enumerate(drawn):
         first = _first_samples(run, step)

@@ -108,13 +108,13 @@ def read_settings(folder: RunFolder) -> Settings:
         problem = {"where": folder.config_path.name, "message": describe(error, folder)}
         return _from_tables(folder, text, problem)
     values = _from_config(config, text)
-    if is_of_untrained(folder):
+    if is_of_base(folder):
         values["steps_planned"] = None
     return Settings(values, list_readers(config), (), config.train.eval_every)
 
 
-def is_of_untrained(folder: RunFolder) -> bool:
-    """Whether `glm-grpo eval` evaluated an untrained model here, so that no step will follow."""
+def is_of_base(folder: RunFolder) -> bool:
+    """Whether `glm-grpo eval` evaluated a base model here, so that no step will follow."""
     try:
         provenance = read_provenance(folder)
     except StorageError:

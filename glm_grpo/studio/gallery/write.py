@@ -15,7 +15,7 @@ from glm_grpo.errors import StorageError
 from glm_grpo.run.folder import RunFolder, remove, step_of, write_atomically
 from glm_grpo.run.summaries import summarise
 from glm_grpo.run.tables import SummaryRow
-from glm_grpo.studio.gallery.before_after import write_before_after, write_untrained
+from glm_grpo.studio.gallery.before_after import write_before_after, write_report_of_base
 from glm_grpo.studio.gallery.data import (
     RunContents,
     chunk_key,
@@ -24,7 +24,7 @@ from glm_grpo.studio.gallery.data import (
     evaluation_data,
     evaluation_key,
     image_paths_in,
-    is_of_untrained,
+    is_of_base,
     read_records,
     run_data,
     steps_data,
@@ -102,8 +102,8 @@ def write_gallery(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path:
         _write_evaluation(records, step)
     run = run_data(records, summary)
     _write_script(folder, _RUN_KEY, run)
-    if is_of_untrained(folder) and not records.problems:
-        write_untrained(folder)
+    if is_of_base(folder) and not records.problems:
+        write_report_of_base(folder)
     else:
         write_before_after(folder, summary)
     write_atomically(folder.gallery_path, render_page("gallery.html.j2", name=run["name"]))

@@ -58,7 +58,7 @@ class GroupScore:
         group: Value of the column; or `ALL`, or `MEAN`, the mean over the groups.
         score: Name of the term, of its share of right images, or `total`.
         prompts: Number of prompts that have this score in both evaluations.
-        before: The first evaluation, of the untrained model.
+        before: The first evaluation, of the base model.
         after: The last one; None if there is only one, as `change` and `over_best`.
         change: `after` less `before`, paired by prompt.
         over_best: mean@1 after training less best@k before it: above 0, training beats choosing.

@@ -32,7 +32,7 @@ class HeldOutReport:
     """Scores by group, and what they depend on.
 
     Attributes:
-        models: Name of the model at each of the steps, such as `untrained` and `step 60`.
+        models: Name of the model at each of the steps, such as `base` and `step 60`.
         conditions: See `describe_conditions`.
         in_spreads: Whether totals are in standard deviations of the first evaluation.
     """
@@ -62,8 +62,8 @@ def report_held_out(
 
 
 def name_models(config: Config, steps: Sequence[int]) -> tuple[str, ...]:
-    """Name the models that were evaluated, such as `untrained` and `step 60`."""
-    start = "untrained" if config.model.start_from is None else "start"
+    """Name the models that were evaluated, such as `base` and `step 60`."""
+    start = "base" if config.model.start_from is None else "start"
     return tuple(f"step {step}" if step else start for step in steps)
 
 

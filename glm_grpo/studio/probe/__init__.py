@@ -1,1 +1,1 @@
-"""`glm-grpo probe`: what each reward term measures on the untrained model."""
+"""`glm-grpo probe`: what each reward term measures on the base model."""

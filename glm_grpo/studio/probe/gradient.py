@@ -89,8 +89,8 @@ class ProbedGradient:
             )
         if not self.has_learned:
             return (
-                "the policy is untrained, of which the cosine does not yet tell whether credit by "
-                "place points elsewhere: before you choose it, train about 15 steps by image, and "
+                "the cosine of a model that has not trained does not tell whether credit by place "
+                "points elsewhere: before you choose it, train about 15 steps by image, and "
                 "repeat this with model.start_from=RUN"
             )
         clearer = [weight for weight, signal in measured.items() if signal.low > 1]

@@ -1,4 +1,4 @@
-"""Sample the untrained model, and score its images, the targets and the sources."""
+"""Sample the base model, and score its images, the targets and the sources."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def join_decodes(parts: Sequence[FullDecode]) -> FullDecode:
 
 @dataclass(frozen=True)
 class ProbeSamples:
-    """Samples of the untrained model for N prompts, with their scores.
+    """Samples of the base model for N prompts, with their scores.
 
     Attributes:
         images: G samples per prompt.

@@ -1,6 +1,6 @@
 """Detect reward hacking with measures that are not trained on (canaries).
 
-The untrained model gives each canary a band: its held-out images, and those of the first
+The base model gives each canary a band: its held-out images, and those of the first
 step, which it samples on the prompts that are trained on. Several steps in a row outside the band
 are reported. Canaries are measures of the images (`rewards.canaries`), the entropy of the sampled
 tokens, and the terms named in `reward.watch`. Terms that are scored only in evaluations are judged
@@ -83,7 +83,7 @@ class HackingMonitor:
         self._outside = outside
 
     def learn(self, evaluation: Evaluation) -> None:
-        """Make the bands from the untrained model's held-out images, and store them.
+        """Make the bands from the base model's held-out images, and store them.
 
         Canaries with fewer than two values get no band and are not judged: the diversity of single
         images, and terms that apply to none of the prompts.
@@ -117,7 +117,7 @@ class HackingMonitor:
         if bands is None:
             raise StorageError(
                 f"{self._folder.canaries_path} is missing: it holds what the canaries were on the "
-                "untrained model; restore it from a copy, or start a new run without train.resume"
+                "base model; restore it from a copy, or start a new run without train.resume"
             )
         self._bands = bands
         self._warn_of_unwatched(self._watch)
@@ -127,7 +127,7 @@ class HackingMonitor:
     ) -> CanaryReading:
         """Judge a step; warns when a canary leaves its band or returns.
 
-        The first step is sampled from the untrained model, so the bands move to its prompts: those
+        The first step is sampled from the base model, so the bands move to its prompts: those
         that are trained on may differ from the held-out ones, above all after a warm start on them.
 
         Args:

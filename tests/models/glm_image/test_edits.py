@@ -138,7 +138,7 @@ def test_wrong_ways_to_read_a_source_are_far_from_what_was_sampled(policy, edits
     assert float((plain - rollout.log_probs.flatten(0, 1)).abs().mean()) > 0.1
 
 
-def test_reference_of_an_untrained_policy_reads_the_sources_too(policy, edits, rollout):
+def test_reference_of_a_base_policy_reads_the_sources_too(policy, edits, rollout):
     reference = policy.reference_log_probs(edits, rollout, ROWS).unflatten(0, (2, 3))
     assert_close(reference, rollout.log_probs, is_trained=True)
 

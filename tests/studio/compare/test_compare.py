@@ -97,10 +97,10 @@ def lpips_and_ocr(*scores: tuple[float, float]) -> dict[str, Group]:
     }
 
 
-UNTRAINED = lpips_and_ocr((0.25, 0.25), (0.5, 0.25))
-FIRST = {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.25), (0.75, 0.5))}
+BASE = lpips_and_ocr((0.25, 0.25), (0.5, 0.25))
+FIRST = {0: BASE, 20: lpips_and_ocr((0.75, 0.25), (0.75, 0.5))}
 SECOND = {
-    0: UNTRAINED,
+    0: BASE,
     10: lpips_and_ocr((0.25, 0.5), (0.25, 0.75)),
     20: lpips_and_ocr((0.25, 0.75), (0.25, 1.0)),
 }
@@ -115,7 +115,7 @@ def test_compare_judges_every_evaluation_by_the_weights(make_run: MakeRun) -> No
     assert (second.steps, second.totals) == ((0, 10, 20), (0.3125, 0.4375, 0.5625))
     assert first.terms == {"lpips": 0.75, "ocr": 0.375, "ssim": 0.5, "aesthetic": 0.5}
     assert second.terms == {"lpips": 0.25, "ocr": 0.875, "ssim": 0.5, "aesthetic": 0.5}
-    assert comparison.untrained == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
+    assert comparison.base == {"lpips": 0.375, "ocr": 0.25, "ssim": 0.5, "aesthetic": 0.5}
     assert (comparison.prompts, comparison.samples_per_prompt) == (2, 2)
     assert comparison.left_out == ()
     assert "differ before" not in comparison_tables(comparison)[1].note
@@ -127,7 +127,7 @@ def test_compare_judges_by_the_images_that_the_terms_did_not_refuse(make_run: Ma
         "p0": {"lpips": [0.5, 0.75], "ocr": [nan, 0.75]},
         "p1": {"lpips": [0.5, 0.5], "ocr": [nan, nan]},
     }
-    runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED, 20: later})]
+    runs = [make_run("a", FIRST), make_run("b", {0: BASE, 20: later})]
     second = compare(runs, WEIGHTS).runs[1]
     # Of one image of the first prompt alone, which had 0.25 before.
     assert second.totals == (0.3125, 0.75)
@@ -135,15 +135,15 @@ def test_compare_judges_by_the_images_that_the_terms_did_not_refuse(make_run: Ma
     assert second.terms["ocr"] == 0.75
 
 
-def test_only_a_run_that_started_from_no_weights_shows_the_untrained_model(
+def test_only_a_run_that_started_from_no_weights_shows_the_base_model(
     make_run: MakeRun,
 ) -> None:
     later = {0: FIRST[20], 5: lpips_and_ocr((1.0, 1.0), (1.0, 1.0))}
     started = [make_run(name, later, "model.start_from=a") for name in ("b", "c")]
     comparison = compare([started[0], make_run("a", FIRST)], WEIGHTS)
-    assert comparison.untrained["lpips"] == 0.375
+    assert comparison.base["lpips"] == 0.375
     tables = comparison_tables(comparison)
-    assert tables[2].rows[0][0] == "untrained"
+    assert tables[2].rows[0][0] == "base"
     assert "differ before training already" in tables[1].note
     assert comparison_tables(compare(started, WEIGHTS))[2].rows[0][:2] == ("run 1, step 0", "0.750")
 
@@ -157,7 +157,7 @@ NORMALISED = (
 )
 
 
-def test_compare_judges_by_the_first_runs_reward_in_units_of_the_untrained_spread(
+def test_compare_judges_by_the_first_runs_reward_in_units_of_the_spread_of_the_base_model(
     make_run: MakeRun,
 ) -> None:
     before = {"p0": {"lpips": [0.0, 0.5], "ocr": [0.5, 0.5]}, "p1": {"lpips": [0.5, 1.0]}}
@@ -188,7 +188,7 @@ def test_compare_pairs_gains_by_prompt(make_run: MakeRun, monkeypatch: pytest.Mo
     assert second.over_first is not None
     # 0.5 and 0.625 again.
     assert (second.over_first.mean_difference, second.over_first.low) == (0.0, 0.0)
-    third = make_run("c", {0: UNTRAINED, 20: lpips_and_ocr((0.75, 0.75), (0.25, 0.5))})
+    third = make_run("c", {0: BASE, 20: lpips_and_ocr((0.75, 0.75), (0.25, 0.5))})
     over_first = compare([*runs, third], WEIGHTS).runs[2].over_first
     assert over_first is not None
     # 0.75 - 0.5 and 0.375 - 0.625: means of two drawn from 0.25 and -0.25.
@@ -341,7 +341,7 @@ def test_compare_refuses_other_target_images(make_run: MakeRun) -> None:
 
 
 def test_compare_refuses_a_run_without_two_evaluations(make_run: MakeRun) -> None:
-    runs = [make_run("a", FIRST), make_run("b", {0: UNTRAINED})]
+    runs = [make_run("a", FIRST), make_run("b", {0: BASE})]
     with pytest.raises(StorageError, match="b .*1 evaluation"):
         compare(runs, WEIGHTS)
 

@@ -32,7 +32,7 @@ COMPARISON = Comparison(
     prompts=2,
     samples_per_prompt=4,
     runs=(FIRST, SECOND),
-    untrained={"ocr": 0.25, "lpips": 0.5},
+    base={"ocr": 0.25, "lpips": 0.5},
     left_out=("ssim", "hps"),
 )
 
@@ -50,7 +50,7 @@ def test_tables_have_every_figure() -> None:
     ]
     assert totals.note.startswith("2 held-out prompts, 4 images each")
     assert terms.rows == (
-        ("untrained", "0.250", "0.500"),
+        ("base", "0.250", "0.500"),
         ("1", "0.375", "0.750"),
         ("2", "0.875", "0.250"),
     )

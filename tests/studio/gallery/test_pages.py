@@ -36,7 +36,7 @@ def test_render_leaves_no_lines_of_blocks_and_defines_every_colour_for_both_grou
 
 
 def test_rows_without_a_name_have_no_empty_heading() -> None:
-    table = Table("a table", ("score", "model"), (("ocr", "untrained"), ("", "step 2")))
+    table = Table("a table", ("score", "model"), (("ocr", "base"), ("", "step 2")))
     page = render_page("report.html.j2", report=Report("a page", [table])).decode()
     assert "<tr><td></td><td>step 2</td>" in page.replace("\n", "")
     assert page.count('<th scope="row">') == 1

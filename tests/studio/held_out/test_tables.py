@@ -41,7 +41,7 @@ def report_of(folder: RunFolder, *overrides: str) -> HeldOutReport:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """An untrained model's evaluation by tag, and one after nine steps."""
+    """A base model's evaluation by tag, and one after nine steps."""
     folder = RunFolder(tmp_path)
     store(folder, 0, BEFORE, ROWS)
     store(folder, 9, AFTER, ROWS)
@@ -56,7 +56,7 @@ def test_a_group_has_a_row_for_each_model_and_for_what_choosing_gives(folder: Ru
     assert ocr.columns[:4] == ("group", "prompts", "model", "mean@1")
     assert ocr.columns[5] == "best@2"
     assert [row[:4] + row[5:6] for row in ocr.rows[:4]] == [
-        ("b", "2", "untrained", "0.375", "0.750"),
+        ("b", "2", "base", "0.375", "0.750"),
         ("", "", "step 9", "0.750", "0.750"),
         ("", "", "change", "+0.375", "+0.000"),
         ("", "", "over best@2", "+0.000", ""),
@@ -71,7 +71,7 @@ def test_without_groups_there_is_one_table_of_all_scores(tmp_path: Path) -> None
     folder = RunFolder(tmp_path)
     store(folder, 0, BEFORE, [{}] * 3)
     (table,) = score_tables(report_of(folder))
-    assert table.title == "all held-out prompts, untrained"
+    assert table.title == "all held-out prompts, base"
     assert [row[0] for row in table.rows] == ["ocr", "ocr_exact", "total"]
     assert len(table.columns) == len(table.rows[0]) == 6
 
@@ -86,8 +86,8 @@ def test_of_one_image_per_prompt_there_is_no_best(tmp_path: Path) -> None:
     assert "best" not in " ".join([*table.columns, table.note, *map(str, table.rows)])
 
 
-def test_the_start_of_a_run_that_went_on_is_not_called_untrained(folder: RunFolder) -> None:
-    assert report_of(folder).models == ("untrained", "step 9")
+def test_the_start_of_a_run_that_went_on_is_not_called_base(folder: RunFolder) -> None:
+    assert report_of(folder).models == ("base", "step 9")
     assert report_of(folder, "model.start_from=other").models == ("start", "step 9")
 
 
@@ -128,7 +128,7 @@ def test_a_terminal_leaves_out_columns_for_which_it_has_no_room(
 def test_markdown_and_json_have_the_same_figures(folder: RunFolder) -> None:
     report = report_of(folder)
     markdown = report_markdown(report)
-    assert "| b | 2 | untrained | 0.375 | - | 0.750 | - |\n" in markdown
+    assert "| b | 2 | base | 0.375 | - | 0.750 | - |\n" in markdown
     assert "| seed | 1234 |\n" in markdown
     # Below each table, as a sentence.
     assert re.search(r"^Mean@1: .*\.$", markdown, re.MULTILINE)

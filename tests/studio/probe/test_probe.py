@@ -138,7 +138,7 @@ def test_draw_probe_decodes_the_targets_reconstruction(samples):
     )
 
     torch.testing.assert_close(samples.reconstruction[:, 0], similarity)
-    # What the decoder makes of the right tokens is nearly the target; samples of the untrained
+    # What the decoder makes of the right tokens is nearly the target; samples of the base
     # policy are not.
     assert similarity.min() > 0.9
     assert samples.reconstruction[:, 0].mean() > samples.scores.raw[..., 0].mean()

@@ -65,9 +65,9 @@ def experience(images, rewards, entropy=1.0, prompts=PROMPTS):
     )
 
 
-UNTRAINED = grey(100, 110, 90, 100)
+BASE = grey(100, 110, 90, 100)
 SCORES = [0.4, 0.5, 0.6, 0.5]
-USUAL = experience(UNTRAINED, table(SCORES))
+USUAL = experience(BASE, table(SCORES))
 BRIGHT = experience(grey(250, 250, 250, 250), table(SCORES))
 
 
@@ -85,7 +85,7 @@ def make_monitor(tmp_path):
 @pytest.fixture
 def monitor(make_monitor):
     made = make_monitor()
-    made.learn(evaluation(UNTRAINED, table(SCORES)))
+    made.learn(evaluation(BASE, table(SCORES)))
     return made
 
 
@@ -99,7 +99,7 @@ def names(reading):
     return {departure.name for departure in reading.departures}
 
 
-def test_monitor_is_quiet_on_what_the_untrained_model_draws(monitor):
+def test_monitor_is_quiet_on_what_the_base_model_draws(monitor):
     reading = measure(monitor, USUAL)
 
     assert reading.departures == ()
@@ -114,8 +114,8 @@ def test_monitor_is_quiet_on_what_the_untrained_model_draws(monitor):
     ("changed", "name"),
     [
         (BRIGHT, "bright_fraction"),
-        (experience(UNTRAINED, table(SCORES), entropy=0.2), "token_entropy"),
-        (experience(UNTRAINED, table([0.05, 0.1, 0.0, 0.1])), "seen"),
+        (experience(BASE, table(SCORES), entropy=0.2), "token_entropy"),
+        (experience(BASE, table([0.05, 0.1, 0.0, 0.1])), "seen"),
     ],
 )
 def test_monitor_names_the_canary_that_left_its_band(monitor, changed, name):
@@ -143,7 +143,7 @@ def test_copies_of_the_source_leave_their_band_upwards_alone(make_monitor):
     assert names(of(edited)) == set()
     assert of(copied).metrics["canary/source_copies"] == 1.0
     assert names(of(copied)) == {"source_copies"}
-    # The untrained model copied: to copy less is no departure.
+    # The base model copied: to copy less is no departure.
     monitor.learn(evaluation(drawn, table(SCORES), copied))
     assert names(of(edited)) == set()
 
@@ -165,7 +165,7 @@ def test_monitor_warns_when_a_canary_leaves_and_when_it_comes_back(monitor, capl
 def test_monitor_leaves_out_prompts_to_which_a_watched_term_does_not_apply(monitor):
     # Where the term does not apply a table holds 0, which would pull the mean down.
     scores = table([0.5, 0.5, 0.0, 0.0], applies=(True, True, False, False))
-    reading = measure(monitor, experience(UNTRAINED, scores))
+    reading = measure(monitor, experience(BASE, scores))
 
     assert reading.metrics["canary/seen"] == pytest.approx(0.5)
     assert reading.departures == ()
@@ -174,7 +174,7 @@ def test_monitor_leaves_out_prompts_to_which_a_watched_term_does_not_apply(monit
 def test_monitor_leaves_out_images_that_a_watched_term_refused(monitor):
     refused = table([0.4, 0.5, 0.6, 0.5])
     refused.raw[0, 0, 1] = refused.raw[1, :, 1] = math.nan
-    reading = measure(monitor, experience(UNTRAINED, refused))
+    reading = measure(monitor, experience(BASE, refused))
     # Means of prompts 0.4, 0.6 and 0.5.
     assert reading.metrics["canary/seen"] == pytest.approx(0.5)
     assert not names(reading)
@@ -182,10 +182,10 @@ def test_monitor_leaves_out_images_that_a_watched_term_refused(monitor):
 
 def test_monitor_does_not_judge_what_has_no_value_on_the_held_out_prompts(make_monitor, caplog):
     monitor = make_monitor()
-    single = ImageBatch(UNTRAINED.pixels[:, :1], SEEDS)
+    single = ImageBatch(BASE.pixels[:, :1], SEEDS)
     with caplog.at_level(logging.WARNING):
         monitor.learn(evaluation(single, table(SCORES, applies=(False,) * 4)))
-    reading = measure(monitor, experience(UNTRAINED, table([9.0] * 4)))
+    reading = measure(monitor, experience(BASE, table([9.0] * 4)))
 
     assert ": pixel_diversity, seen (" in caplog.text
     assert reading.departures == ()
@@ -206,9 +206,9 @@ def test_monitor_of_a_resumed_run_judges_as_before(monitor, make_monitor):
 def test_a_resumed_run_may_watch_other_terms(monitor, make_monitor, caplog):
     resumed = make_monitor(watch=["trained"])
     resumed.restore()
-    # It has no band: the untrained model is gone.
+    # It has no band: the base model is gone.
     assert ": trained (" in caplog.text
-    reading = measure(resumed, experience(UNTRAINED, table([9.0] * 4)))
+    reading = measure(resumed, experience(BASE, table([9.0] * 4)))
     assert reading.departures == ()
     assert reading.metrics["canary/trained"] == 0.5
 
@@ -227,12 +227,12 @@ def test_the_first_step_moves_the_bands_to_the_prompts_that_are_trained_on(monit
 
 def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(make_monitor, caplog):
     monitor = make_monitor(watch=(), evaluated=["seen"])
-    monitor.learn(evaluation(UNTRAINED, table(SCORES)))
+    monitor.learn(evaluation(BASE, table(SCORES)))
     # Sample std 0.0816, four prompts on both sides: 0.5 - 4 * 0.0816 * sqrt(1/2) = 0.269.
     lowest = 0.5 - 4 * math.sqrt(0.02 / 3) * math.sqrt(0.5)
 
     def judge(score):
-        return monitor.measure_evaluation(evaluation(UNTRAINED, table([score] * 4)))
+        return monitor.measure_evaluation(evaluation(BASE, table([score] * 4)))
 
     assert judge(1.0) == CanaryReading({"canary/seen": 1.0}, ())
     assert judge(0.27).departures == ()
@@ -240,7 +240,7 @@ def test_a_term_of_evaluations_is_judged_there_alone_and_may_rise(make_monitor, 
         assert judge(0.26).departures == ()
         (departure,) = judge(0.26).departures
         # A step says nothing about it, and nothing of it is forgotten there.
-        of_step = measure(monitor, experience(UNTRAINED, table([0.0] * 4)))
+        of_step = measure(monitor, experience(BASE, table([0.0] * 4)))
         judge(0.25)
         judge(0.5)
     assert (departure.name, departure.high) == ("seen", math.inf)

@@ -193,7 +193,7 @@
    * reach is left out, which changes no judgement.
    *
    * @param name Of the canary.
-   * @param band Of the untrained model: {mean, std, prompts, collapse_below, is_judged_below,
+   * @param band Of the base model: {mean, std, prompts, collapse_below, is_judged_below,
    *     is_of_evaluations}.
    * @param margin Half width in standard errors.
    * @param prompts How many prompts the mean of each step is taken over.

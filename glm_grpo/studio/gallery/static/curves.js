@@ -25,7 +25,7 @@
       <dt>Solid line</dt><dd>Training steps. Dotted parts bridge values that were not finite.</dd>
       <dt>Dashed line with dots</dt><dd>Held-out prompts.</dd>
       <dt>Shaded band</dt><dd>Around a reward: the middle 80 % of the step's samples. Around a canary: the range of the
-        untrained model.</dd>
+        base model.</dd>
     </dl>`;
 
   function Curves({ params }) {

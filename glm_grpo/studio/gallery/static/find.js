@@ -25,7 +25,7 @@
       <dt>Best of its group</dt><dd>The image has the highest total among the samples of its prompt. Ties count.</dd>
       <dt>Zero-std group</dt><dd>All totals of the group are equal, so the policy learns nothing from it.</dd>
       <dt>Terms that do not apply</dt><dd>At least one term gives no score for the prompt.</dd>
-      <dt>Canary</dt><dd>A measure of the images, such as their brightness, that has left the range of the untrained
+      <dt>Canary</dt><dd>A measure of the images, such as their brightness, that has left the range of the base
         model: a hint that the policy may be gaming its reward.</dd>
     </dl>`;
 

@@ -40,7 +40,7 @@
       row only the policy changes. Higher totals are better.</p>
     <p>Point at an image to see it with all its scores at the side; click on it to enlarge it.</p>
     ${gallery.run.reward.combine !== "weighted_sum" &&
-    html`<p>Totals are in standard deviations of the untrained model's scores.</p>`}`;
+    html`<p>Totals are in standard deviations of the base model's scores.</p>`}`;
 
   /* {step: {groups} | {problem}}; grows while the files load, the ends of the run first. */
   function useEvaluations() {

@@ -84,7 +84,7 @@
         <span>${total.low === null ? TOO_FEW : `95 % interval ${extent(total)}: ${verdict}`}</span>
       </p>
       <p class="soft">Mean total ${fmt(total.before)} at step ${first}, ${fmt(total.after)} at step ${last}${
-        gallery.run.reward.combine === "weighted_sum" ? "" : ", in standard deviations of the untrained model's scores"}</p>
+        gallery.run.reward.combine === "weighted_sum" ? "" : ", in standard deviations of the base model's scores"}</p>
       <ul class="start-terms">
         ${summary.filter((row) => row !== total).map((row) => html`<li key=${row.name}>
           ${row.name} <span class=${judge(row)[1]}>${shownChange(row)}</span>
