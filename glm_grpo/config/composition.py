@@ -55,6 +55,8 @@ OWN_CONFIG = "config"
 _TERMS = "reward.terms."
 _KEYS = known_keys(Config)
 _LISTS = {key for key, field in walk_fields(Config) if "tuple[" in str(field.annotation)}
+_OPTIONS = {key.rpartition(".")[2] for key in _KEYS if key.startswith(_TERMS)}
+"""Options of any kind of term."""
 _TERM_NAME = re.compile("[a-z][a-z0-9_]*")
 _TIME_OF_DAY = re.compile(r"\d\d-\d\d-\d\d")
 
@@ -278,7 +280,7 @@ def write_out_weights(words: Iterable[str], config_dir: Path = PACKAGED_CONFIGS)
     """Rewrite `ocr=0.5` as `reward.terms.ocr.weight=0.5`, `ocr=null` as `++reward.terms.ocr=null`.
 
     A name without a dot is that of a term, unless the config has a key of that name, or there is a
-    group of config files.
+    group of config files. An option of a term gets `++`, too, because files leave out most options.
 
     Args:
         words: Overrides; any others are unchanged.
@@ -300,6 +302,8 @@ def _write_out(word: str, config_dir: Path) -> str:
     # Hydra takes a number for an error of its own.
     if _is_group(name, config_dir) and re.fullmatch(r"[-+.\d]+", value):
         raise ConfigError(f"{word}: {name} is a group of files; name one, without .yaml")
+    if _is_added_to_term(name):
+        return f"++{word}"
     is_term = _TERM_NAME.fullmatch(name) and name not in _KEYS and not _is_group(name, config_dir)
     if not equals or not is_term:
         return word
@@ -307,6 +311,13 @@ def _write_out(word: str, config_dir: Path) -> str:
         return f"{_TERMS}{name}.weight={value}"
     # The stored config of a run to resume lacks a term that was left out the first time.
     return f"{'++' * (name in KINDS)}{_TERMS}{name}=null"
+
+
+def _is_added_to_term(key: str) -> bool:
+    """Whether a term may lack this option; every term has a weight, and a kind makes a new one."""
+    section, _, option = key.rpartition(".")
+    is_term = section.startswith(_TERMS) and "." not in section.removeprefix(_TERMS)
+    return is_term and option in _OPTIONS - {"weight", "kind"}
 
 
 def parse_override(override: str) -> tuple[str, object]:

@@ -66,6 +66,14 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
     assert config.advantage.clip is None
 
 
+def test_options_of_a_term_are_set_though_no_file_gives_them() -> None:
+    mine = "+reward.terms.mine={kind: custom, weight: 1, function: 'a:b'}"
+    words = ["reward.terms.ocr.extra_text_penalty=0.5", mine, "reward.terms.mine.std_floor=0.5"]
+    terms = compose_config(None, "tiny", words).reward.model_dump()["terms"]
+    assert terms["ocr"]["extra_text_penalty"] == 0.5
+    assert terms["mine"]["std_floor"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -79,6 +87,8 @@ def test_keys_are_set_added_by_a_plus_and_removed_by_a_tilde() -> None:
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
         ("lpip=1", r"lpip: did you mean lpips\?"),
         ("psnr=0.2", r"use \+reward\.terms\.psnr\.weight=0\.2$"),
+        ("reward.terms.psnr.std_floor=1", r"reward\.terms\.psnr\.weight \(not given\)"),
+        ("reward.terms.orc.std_floor=1", r"remedy: did you mean ocr\?"),
         ("reward.terms.psnr={weight: 0.1}", r"use \+reward\.terms\.psnr=\{weight: 0\.1\}$"),
         ("reward.terms={ocr: {wieght: 1}}", r"did you mean reward\.terms\.ocr\.weight\?"),
         ("train={stepps: 1}", r"train\.stepps: did you mean train\.steps\?"),
@@ -243,6 +253,9 @@ def test_resuming_takes_the_runs_own_config_unless_another_is_named(tmp_path: Pa
         ("ocr=choice(0.1,0.5)", "reward.terms.ocr.weight=choice(0.1,0.5)"),
         ("ocr=null", "++reward.terms.ocr=null"),
         ("mine=null", "reward.terms.mine=null"),
+        ("reward.terms.ocr.threads=1,4", "++reward.terms.ocr.threads=1,4"),
+        ("reward.terms.ocr.weight=1", None),
+        ("reward.terms.mine.kind=custom", None),
         # Keys, groups, and other forms.
         ("offload=none", None),
         ("loss=gspo", None),
