@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -368,20 +368,31 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
             name = str(error.missing_cfg_file)
             meant[name] = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         is_cispo = "loss=cispo" in overrides
-        said = []
+        said = {}
         for key, near in meant.items():
             if new := new_key(key, is_cispo=is_cispo):
-                said.append(f"{key} is now {new}")
+                said[key] = f"{key} is now {new}"
             elif theirs := counterpart_of(key):
-                said.append(f"{key}: {theirs}")
+                said[key] = f"{key}: {theirs}"
             elif near:
-                said.append(f"{key}: did you mean {' or '.join(near)}?")
-        reason = str(error)
-        if said:
-            # A key that does not exist would be refused with a + as well.
-            reason = re.sub(r"\nTo append to your config use \+.*", "", reason)
-        message = "\n".join([*said, reason])
+                said[key] = f"{key}: did you mean {' or '.join(near)}?"
+        reason = _without_answered(str(error), said.keys())
+        message = "\n".join(filter(None, [*said.values(), reason]))
         raise ConfigError(f"The config cannot be composed: {message}") from error
+
+
+def _without_answered(reason: str, answered: Set[str]) -> str:
+    """Leave out of Hydra's reason what does not help once these keys have an answer of ours."""
+    if not answered:
+        return reason
+    refused = re.match(r"Could not override '(.+)'", reason)
+    if refused and answered & {refused[1], refused[1].removeprefix(_TERMS).removesuffix(".weight")}:
+        return ""
+    # A key that does not exist would be refused with a + as well.
+    reason = re.sub(r"\nTo append to your config use \+.*", "", reason)
+    return re.sub(
+        r"( Check that it's in [^\n]*)?\s*Config search path:.*", "", reason, flags=re.DOTALL
+    )
 
 
 def _refuse_names_in_lists(overrides: Iterable[str]) -> None:

@@ -95,7 +95,7 @@ COUNTERPARTS: Sequence[Counterpart] = (
         trl="beta",
         flow_grpo="train.beta",
         verl="actor.kl_loss_coef actor.use_kl_loss algorithm.kl_ctrl.kl_coef",
-        note="0 never runs the reference",
+        note="0 skips the reference model",
     ),
     Counterpart(
         "loss.kl_estimator",

@@ -82,9 +82,10 @@ def test_options_of_a_term_are_set_though_no_file_gives_them() -> None:
         ("lr=1e-4", r"did you mean optim\.learning_rate\?"),
         ("grup_size=4", r"did you mean rollout\.group_size\?"),
         ("steps=5", r"did you mean train\.steps or decode\.steps\?"),
-        ("orc=0.9", r"orc: did you mean ocr\?"),
+        ("orc=0.9", r"orc: did you mean ocr\?$"),
+        ("kl_loss_coef=0.01", r"is loss\.kl_coef here; 0 skips the reference model$"),
         ("reward.terms.orc.weight=0.9", r"did you mean reward\.terms\.ocr\.weight\?"),
-        ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?"),
+        ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?$"),
         ("lpip=1", r"lpip: did you mean lpips\?"),
         ("psnr=0.2", r"use \+reward\.terms\.psnr\.weight=0\.2$"),
         ("reward.terms.psnr.std_floor=1", r"reward\.terms\.psnr\.weight \(not given\)"),
@@ -120,7 +121,7 @@ def test_a_tilde_of_an_override_is_the_home_folder(
 
 
 def test_an_unknown_config_is_refused_with_the_one_that_was_meant() -> None:
-    with pytest.raises(ConfigError, match=r"tyni: did you mean tiny\?"):
+    with pytest.raises(ConfigError, match=r"tyni: did you mean tiny\?\n.* config 'tyni'\.$"):
         compose_config(None, "tyni")
 
 
@@ -134,7 +135,7 @@ def test_a_missing_folder_is_refused_with_the_command_that_makes_it(tmp_path: Pa
     [
         ("model: {path: tiny\n", r"torn\.yaml.*line 1"),
         ("train: {steps: 3}\n", "begin its file with `defaults"),
-        ("defaults: [tny, _self_]\n", r"tny: did you mean tiny\?"),
+        ("defaults: [tny, _self_]\n", r"tny: did you mean tiny\?\n.* Could not load 'tny'\.$"),
         ("defaults: [_self_, tiny]\ntrain: {steps: 3}\n", "before `tiny`.*put `_self_` last"),
         *(
             (f"defaults: [tiny, _self_]\ntrain:\n  seed: {text}\n", message)
