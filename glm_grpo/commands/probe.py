@@ -57,8 +57,6 @@ def probe_config(
         weights: Measure gradients with credit by image and by place, also with these values of
             `advantage.reward_to_go`; None: measure none.
     """
-    if (directory / "index.html").exists():
-        logger.warning("%s holds a probe, which is replaced; --output names another", directory)
     quiet_libraries()
     prepared = prepare(config)
     config = prepared.config
@@ -72,6 +70,12 @@ def probe_config(
         logger.warning("%s", line)
     models = prepared.load(scorer)
     gradient = None if weights is None else _build_gradient(config, models, batches, weights)
+    if (directory / "index.html").exists():
+        logger.warning(
+            "%s holds a probe, which this one replaces when it is done; --output names another "
+            "folder",
+            directory,
+        )
     samples = sample_probe(models, batches, config, noises=noises, gradient=gradient)
     found = None if gradient is None else gradient.report()
     report = report_probe(samples, config, found)

@@ -11,6 +11,7 @@ import torch
 from glm_grpo.commands.probe import probe_config, probed_batches
 from glm_grpo.config import compose_config
 from glm_grpo.data.prompts import part_of_batch
+from glm_grpo.errors import ConfigError
 from glm_grpo.setup.prepared_run import prepare
 from glm_grpo.studio.probe.figures import equal_weights, report_decode, report_probe
 from glm_grpo.studio.probe.gradient import GradientProbe
@@ -270,15 +271,25 @@ def chance(prompts, images):
     return torch.rand(len(prompts), generator=_CHANCE)
 
 
-def test_a_reward_of_chance_is_found_by_scoring_again_and_by_its_gradient(tmp_path):
+def test_a_refused_probe_does_not_announce_that_it_replaces_another(tmp_path, caplog):
+    (tmp_path / "index.html").touch()
+    config = compose_config(CONFIG_DIR, "tiny", [f"model.path={tmp_path / 'none'}"])
+    with pytest.raises(ConfigError, match="model.path"):
+        probe_config(config, num_prompts=8, noises=4, weights=None, directory=tmp_path)
+    assert "replaces" not in caplog.text
+
+
+def test_a_reward_of_chance_is_found_by_scoring_again_and_by_its_gradient(tmp_path, caplog):
     overrides = [
         *("rollout.prompts_per_step=2", "rollout.group_size=4", "train.micro_batch_size=8"),
         "reward.terms.composition=null",
         f"+reward.terms.chance={{kind: custom, function: '{__file__}:chance', weight: 1}}",
     ]
     config = compose_config(CONFIG_DIR, "tiny_objects", overrides)
+    (tmp_path / "index.html").touch()
     # Four batches, by a decoder of one pass: whatever changes is the scorer's doing.
     report = probe_config(config, num_prompts=8, noises=4, weights=(), directory=tmp_path).report
+    assert f"{tmp_path} holds a probe, which this one replaces" in caplog.text
     (term,) = report.terms
     assert term.noise_fraction == pytest.approx(report.total_noise_fraction)
     # Its expected value is 1.
