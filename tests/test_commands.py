@@ -289,7 +289,7 @@ HINTS = (
         for of in ("training", "held-out")
         for line in (
             f"1 of 3 {of} prompts .*: 00001 'GO'",
-            f"2 of 3 {of} prompts ask for no text, .*: 00000, 00002$",
+            f"2 of 3 {of} prompts ask for no text \\(00000, 00002\\): ocr does not score them$",
         )
     ),
     "rollout.height=64 rollout.width=64: .*128 x 128.* 128 pixels",
@@ -327,6 +327,18 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
     assert "ocr does not apply" in found["one held-out prompt"]
     # No bar of a library's.
     assert "Loading" not in capfd.readouterr().err
+
+
+def test_prompts_are_described_though_the_model_is_missing(without_targets: Config) -> None:
+    model = without_targets.model.model_copy(update={"path": "/no/such/model"})
+    found = check_config(without_targets.model_copy(update={"model": model}))
+    lines = []
+    with pytest.raises(ConfigError, match=r"model\.path is '/no/such/model'"):
+        lines.extend(found)
+    *_, data = lines
+    first, *hints = data.split("\n    ")
+    assert first == "data: 3 training and 3 held-out prompts"
+    assert "2 of 3 training prompts ask for no text (00000, 00002): ocr" in hints[1]
 
 
 def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_dir: Path) -> None:
@@ -478,8 +490,8 @@ def test_texts_are_listed_with_what_the_glyph_encoder_reads_instead(
     if listed:
         assert listed[0].startswith("5 of 6 training prompts ")
         assert listed[0].endswith(": 00000 'REX', 00001 'GO' and 'AWAY', 00002 'SIGN', ...")
-        assert listed[1].startswith("1 of 6 training prompts asks for no text, ")
-        assert listed[1].endswith(" other terms alone: 00003")
+        without = "1 of 6 training prompts asks for no text (00003): ocr does not score it"
+        assert listed[1] == without
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import evaluation_batches
-from glm_grpo.errors import ConfigError
+from glm_grpo.errors import ConfigError, GlmGrpoError
+from glm_grpo.models.base import ReservedTokens
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.processes import refuse_for_processes
+from glm_grpo.setup.hints import hint_at_prompts, hint_at_tags, list_asked
 from glm_grpo.setup.prepared_run import PreparedRun, prepare
+from glm_grpo.setup.prompts import Prompts, read_prompts
 from glm_grpo.training.batches import build_batch
 from glm_grpo.training.collect import collect
 from glm_grpo.training.evaluate import evaluate, weigh_evaluation
@@ -29,10 +33,13 @@ def check_config(config: Config) -> Iterator[str]:
     quiet_libraries()
     yield "config: every key is known and in range"
     yield f"processes: {_described_processes(config)}"
-    prepared = prepare(config)
+    try:
+        prepared = prepare(config)
+    except GlmGrpoError:
+        yield from _describe_prompts_alone(config)
+        raise
     config, prompts = prepared.config, prepared.prompts
-    found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
-    yield "\n    ".join([found, *prepared.asked, *prepared.hints])
+    yield _describe_data(prompts, [*prepared.asked, *prepared.hints])
     if prepared.note:
         yield f"settings: {prepared.note}"
     if config.eval.ema_decay is not None:
@@ -57,6 +64,20 @@ def check_config(config: Config) -> Iterator[str]:
     with models.phase("update", describe_replay(experience.prompts, models.policy, rows)):
         report = check_replay(models.policy, experience.prompts, experience.rollout, rows=rows)
     yield f"self-check: full grids; sampling and replay differ by {report.describe()}"
+
+
+def _describe_data(prompts: Prompts, lines: Iterable[str]) -> str:
+    found = f"data: {len(prompts.training)} training and {len(prompts.held_out)} held-out prompts"
+    return "\n    ".join([found, *lines])
+
+
+def _describe_prompts_alone(config: Config) -> Iterator[str]:
+    """Describe prompts whose run was refused, so that they can be mended before a download."""
+    # What is wrong with the prompts themselves is part of the refusal.
+    with suppress(GlmGrpoError):
+        prompts = read_prompts(config, ReservedTokens())
+        lines = [*list_asked(config, prompts), *hint_at_prompts(config, prompts, None)]
+        yield _describe_data(prompts, [*lines, *hint_at_tags(prompts)])
 
 
 def describe_average(decay: float, steps: int) -> str:

@@ -162,14 +162,17 @@ def _hint_at_quoting(rule: TextRule, of: str, prompt_set: PromptSource) -> list[
 
 def list_asked(config: Config, prompts: Prompts) -> list[str]:
     """Lines on the texts and objects that the reward asks for; none on what no term looks for."""
-    needs = {need for term in config.reward.terms.values() for need in term.needs()}
+    of_texts, of_objects = (
+        [name for name, term in config.reward.terms.items() if need in term.needs()]
+        for need in ("text", "objects")
+    )
     lines = []
     for of, prompt_set in prompts.named():
-        if "text" in needs:
+        if of_texts:
             texts = {row: _list_some(each) for row, each in enumerate(prompt_set.texts()) if each}
             lines.append(_list_those(texts, "a text", ASKING, of, prompt_set))
-            lines += _list_without_text(texts, of, prompt_set)
-        if "objects" in needs:
+            lines += _list_without_text(texts, of_texts, of, prompt_set)
+        if of_objects:
             read = map(read_composition, prompt_set.metadata())
             objects = {
                 row: f"({' and '.join(each.describe())})" for row, each in enumerate(read) if each
@@ -186,14 +189,17 @@ def _list_those(
     return f"{len(asked)} of {counted(len(prompt_set), f'{of} prompt')} {ask} for {what}{named}"
 
 
-def _list_without_text(asked: Mapping[int, str], of: str, prompt_set: PromptSource) -> list[str]:
+def _list_without_text(
+    asked: Mapping[int, str], terms: Sequence[str], of: str, prompt_set: PromptSource
+) -> list[str]:
     rows = [row for row in range(len(prompt_set)) if row not in asked]
     if not (asked and rows):
         return []
+    ask, them = ("asks", "it") if len(rows) == 1 else ("ask", "them")
+    do = "does" if len(terms) == 1 else "do"
     return [
-        f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} "
-        f"{'asks' if len(rows) == 1 else 'ask'} for no text, which leaves the score to the other "
-        f"terms alone: {_name_some(prompt_set, rows)}"
+        f"{len(rows)} of {counted(len(prompt_set), f'{of} prompt')} {ask} for no text "
+        f"({_name_some(prompt_set, rows)}): {' and '.join(terms)} {do} not score {them}"
     ]
 
 
