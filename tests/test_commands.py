@@ -329,16 +329,26 @@ def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt
     assert "Loading" not in capfd.readouterr().err
 
 
-def test_prompts_are_described_though_the_model_is_missing(without_targets: Config) -> None:
-    model = without_targets.model.model_copy(update={"path": "/no/such/model"})
-    found = check_config(without_targets.model_copy(update={"model": model}))
+def test_prompts_are_described_though_the_model_is_missing(
+    tmp_path: Path, configs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise ConfigError(f"{path} is not here")
+
+    monkeypatch.setattr("glm_grpo.models.glm_image.family.check_model", refuse)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('a 12" record "JAZZ"\n' + "a cat\n" * 3)
+    data = (f"data.path={prompts}", f"data.eval_path={prompts}", "lpips=null", "ssim=null")
+    found = check_config(compose_config(configs_dir, "glm_image_80gb", [*data, "aesthetic=null"]))
     lines = []
-    with pytest.raises(ConfigError, match=r"model\.path is '/no/such/model'"):
+    with pytest.raises(ConfigError, match="zai-org/GLM-Image is not here"):
         lines.extend(found)
-    *_, data = lines
-    first, *hints = data.split("\n    ")
-    assert first == "data: 3 training and 3 held-out prompts"
-    assert "2 of 3 training prompts ask for no text (00000, 00002): ocr" in hints[1]
+    *_, data_line = lines
+    first, *hints = data_line.split("\n    ")
+    assert first == "data: 4 training and 4 held-out prompts"
+    assert hints[1].endswith("no text (00001, 00002, 00003): ocr does not score them")
+    # Which needs the family of the model, and none of its files.
+    assert "the model reads other texts than the quoted ones: 00000 'record'" in hints[4]
 
 
 def test_model_prompts_and_terms_are_refused_together(tmp_path: Path, configs_dir: Path) -> None:

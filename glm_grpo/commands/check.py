@@ -9,10 +9,11 @@ from glm_grpo.config import Config
 from glm_grpo.data.prompts import evaluation_batches
 from glm_grpo.errors import ConfigError, GlmGrpoError
 from glm_grpo.models.base import ReservedTokens
+from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.processes import refuse_for_processes
-from glm_grpo.setup.hints import hint_at_prompts, hint_at_tags, list_asked
+from glm_grpo.setup.hints import hint_at_length, hint_at_prompts, hint_at_tags, list_asked
 from glm_grpo.setup.prepared_run import PreparedRun, prepare
 from glm_grpo.setup.prompts import Prompts, read_prompts
 from glm_grpo.training.batches import build_batch
@@ -73,11 +74,22 @@ def _describe_data(prompts: Prompts, lines: Iterable[str]) -> str:
 
 def _describe_prompts_alone(config: Config) -> Iterator[str]:
     """Describe prompts whose run was refused, so that they can be mended before a download."""
+    planner, text_rule = None, None
+    with suppress(GlmGrpoError):
+        model = find_model(config.model.path)
+        # Of another path without files, the family is not known.
+        if (planner := model.known_planner()) is not None:
+            text_rule = model.family.TEXT_RULE
     # What is wrong with the prompts themselves is part of the refusal.
     with suppress(GlmGrpoError):
         prompts = read_prompts(config, ReservedTokens())
-        lines = [*list_asked(config, prompts), *hint_at_prompts(config, prompts, None)]
-        yield _describe_data(prompts, [*lines, *hint_at_tags(prompts)])
+        lines = [
+            *list_asked(config, prompts),
+            *hint_at_prompts(config, prompts, text_rule),
+            *hint_at_length(prompts, planner),
+            *hint_at_tags(prompts),
+        ]
+        yield _describe_data(prompts, lines)
 
 
 def describe_average(decay: float, steps: int) -> str:
