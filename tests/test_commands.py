@@ -312,10 +312,16 @@ def _enable_bars() -> None:
 
 
 def test_check_config_names_terms_that_apply_to_few_and_scores_a_held_out_prompt(
-    without_targets: Config, capfd: pytest.CaptureFixture[str], small_preview: None
+    without_targets: Config,
+    capfd: pytest.CaptureFixture[str],
+    small_preview: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _enable_bars()
+    hints = "glm_grpo.commands.check.hint_at_trackers"
+    monkeypatch.setattr(hints, lambda names: [f"no key for {len(names)}"])
     found = dict(line.split(": ", maxsplit=1) for line in check_config(without_targets))
+    assert found["trackers"] == "\n    no key for 0"
     first, *rare = found["reward"].split("\n    ")
     assert first.startswith("lpips 0, ssim 0, ocr 0.3, aesthetic 0.1; ")
     for lines, expected in ((found["data"].split("\n    "), HINTS), (rare, RARE)):

@@ -13,6 +13,7 @@ from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.models.quiet import quiet_libraries
 from glm_grpo.plan.processes import refuse_for_processes
+from glm_grpo.run.trackers import hint_at_trackers
 from glm_grpo.setup.hints import hint_at_length, hint_at_prompts, hint_at_tags, list_asked
 from glm_grpo.setup.prepared_run import PreparedRun, prepare
 from glm_grpo.setup.prompts import Prompts, read_prompts
@@ -41,6 +42,8 @@ def check_config(config: Config) -> Iterator[str]:
         raise
     config, prompts = prepared.config, prepared.prompts
     yield _describe_data(prompts, [*prepared.asked, *prepared.hints])
+    if hints := hint_at_trackers(config.trackers):
+        yield "\n    ".join([f"trackers: {', '.join(config.trackers)}", *hints])
     if prepared.note:
         yield f"settings: {prepared.note}"
     if config.eval.ema_decay is not None:

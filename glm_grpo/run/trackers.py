@@ -204,6 +204,27 @@ def check_trackers(names: Iterable[str]) -> None:
             )
 
 
+def hint_at_trackers(names: Iterable[str]) -> list[str]:
+    """Hint at W&B without a key: it would ask for one, or fail where it cannot.
+
+    Args:
+        names: Installed trackers.
+    """
+    keys = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+    is_online = os.environ.get("WANDB_MODE", "online") == "online"
+    if "wandb" not in names or not is_online or any(map(os.environ.get, keys)):
+        return []
+    # W&B depends on it. Its own settings are read once a process, and must not be before the run.
+    requests = importlib.import_module("requests")
+    place = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    if requests.utils.get_netrc_auth(place) is not None:
+        return []
+    return [
+        "wandb: there is no API key in WANDB_API_KEY or .netrc, and in a job the run would go on "
+        "without this tracker; log in with `wandb login`, or set WANDB_MODE=offline"
+    ]
+
+
 class Trackers:
     """Trackers by name, started at the first step that is logged.
 
@@ -229,7 +250,7 @@ class Trackers:
         self._config = config
         self._about = about
         self._started: dict[str, GeneralTracker] | None = None
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}
         self._first_step = first_step
         self._ending = ExitStack()
 
@@ -258,7 +279,12 @@ class Trackers:
             self._show(tabulate_step(experience, png_files), values, step)
 
     def close(self) -> None:
-        """Finish the uploads and files of every tracker."""
+        """Finish the uploads and files of every tracker, and repeat which ones failed."""
+        # A run may be long, and they failed at its start.
+        for name, reason in self._failed.items():
+            _logger.warning(
+                "Tracker %s failed during the run (%s); metrics.jsonl is complete.", name, reason
+            )
         with self._ending:
             # One that never started is not started now.
             self._started = self._started or {}
@@ -337,13 +363,12 @@ class Trackers:
         # in `metrics.jsonl`, so a training run should not fail because of it.
         except Exception as error:
             if name not in self._failed:
+                self._failed[name] = f"{type(error).__name__}: {error}"
                 _logger.warning(
-                    "Tracker %s failed (%s: %s); training goes on, metrics.jsonl is complete.",
+                    "Tracker %s failed (%s); training goes on, metrics.jsonl is complete.",
                     name,
-                    type(error).__name__,
-                    error,
+                    self._failed[name],
                 )
-            self._failed.add(name)
 
 
 class _TensorBoard(TensorBoardTracker):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from glm_grpo.config import RunSection
 from glm_grpo.errors import ConfigError
 from glm_grpo.run import trackers as trackers_module
 from glm_grpo.run.folder import RunFolder
-from glm_grpo.run.trackers import Trackers, check_trackers
+from glm_grpo.run.trackers import Trackers, check_trackers, hint_at_trackers
 from glm_grpo.run.writing import encode
 from glm_grpo.types import Evaluation, Experience, PromptBatch, Rollout
 
@@ -186,7 +186,7 @@ def test_tensorboard_goes_on_after_a_write_that_failed(
     trackers.log(3, values_of(3))
     trackers.close()
 
-    (warning,) = caplog.messages
+    warning, _ = caplog.messages
     assert "No space left on device" in warning
     events = read_events(tmp_path)
     for name in NAMES:
@@ -293,7 +293,7 @@ class UnstartableTracker(PlainTracker):
         (UnstartableTracker, "PermissionError: no such key"),
     ],
 )
-def test_a_failing_tracker_warns_once_and_stops_nothing(
+def test_a_failing_tracker_warns_at_once_and_at_the_end_and_stops_nothing(
     tracker: type[PlainTracker],
     reason: str,
     tmp_path: Path,
@@ -304,9 +304,11 @@ def test_a_failing_tracker_warns_once_and_stops_nothing(
     trackers = Trackers(("plain",), RunFolder(tmp_path), CONFIG, ABOUT)
     for step in (1, 2):
         trackers.log(step, {"reward/mean": 0.5})
-    trackers.close()
     (warning,) = caplog.messages
     assert reason in warning
+    trackers.close()
+    (_, repeated) = caplog.messages
+    assert repeated.startswith(f"Tracker plain failed during the run ({reason})")
 
 
 def test_other_trackers_get_metrics_and_no_images(
@@ -325,3 +327,29 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
     check_trackers(["tensorboard"])
     with pytest.raises(ConfigError, match="'wandb' .*pip install wandb"):
         check_trackers(["tensorboard", "wandb"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "entry", "is_hinted"),
+    [
+        ({}, "machine elsewhere login user password key", True),
+        ({}, "machine api.wandb.ai login user password key", False),
+        ({"WANDB_API_KEY": "key"}, "", False),
+        ({"WANDB_MODE": "offline"}, "", False),
+    ],
+)
+def test_wandb_without_a_key_is_hinted_at(
+    variables: dict[str, str],
+    entry: str,
+    is_hinted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skip_without("wandb")
+    (tmp_path / "netrc").write_text(entry)
+    monkeypatch.delenv("WANDB_MODE")
+    for name, value in {"NETRC": str(tmp_path / "netrc"), **variables}.items():
+        monkeypatch.setenv(name, value)
+    hints = hint_at_trackers(["tensorboard", "wandb"])
+    assert [hint.partition(":")[0] for hint in hints] == ["wandb"] * is_hinted
+    assert hint_at_trackers(["tensorboard"]) == []
