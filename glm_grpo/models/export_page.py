@@ -204,8 +204,11 @@ def _program(card: Card, settings: StockSettings) -> str:
         told = f"note: the model knows only prompts of the form {settings.known_form}"
         note = f"print({told!r}, file=sys.stderr)\n"
     to_base = f'{card.to_base}\nimages = {{"base": draw(), **images}}'
+    hint = ""
     if not card.has_adapter:
         to_base = "if options.base:\n" + "\n".join(f"    {line}" for line in to_base.splitlines())
+        told = "to draw the base model beside it: --base, with its folder or hub id"
+        hint = f"if not options.base:\n    print({told!r})\n"
     return f'''\
 """Draw a prompt with the base model and with these weights, as in the run's evaluations."""
 
@@ -239,8 +242,8 @@ for index, (name, image) in enumerate(images.items()):
     ImageDraw.Draw(sheet).text((index * width + 4, 6), name, fill="black")
     sheet.paste(image, (index * width, {LABEL_HEIGHT}))
 sheet.save(options.output)
-print(options.output)
-'''
+print(f"saved {{Path(options.output).absolute()}} ({{' | '.join(images)}})")
+{hint}'''
 
 
 def describe_sampling(rollout: RolloutSection) -> str:

@@ -132,6 +132,21 @@ def test_the_program_of_a_miniature_says_which_prompts_it_knows(
     assert ("knows only prompts" in (tmp_path / README).read_text()) == (form is not None)
 
 
+@pytest.mark.parametrize("has_adapter", [True, False])
+def test_the_program_says_where_its_image_is_and_how_to_draw_the_base(
+    settings, tmp_path, monkeypatch, capsys, has_adapter
+):
+    write_card(tmp_path, replace(CARD, has_adapter=has_adapter), settings)
+    base = ["--base", settings.base]
+    run_program(tmp_path, monkeypatch, *(base if has_adapter else []))
+    saved, *hints = capsys.readouterr().out.splitlines()
+    drawn = "base | trained" if has_adapter else "trained"
+    assert saved == f"saved {tmp_path / 'image.png'} ({drawn})"
+    assert [hint.count("--base") for hint in hints] == ([] if has_adapter else [1])
+    run_program(tmp_path, monkeypatch, *base)
+    assert "to draw the base" not in capsys.readouterr().out
+
+
 def test_a_page_names_run_project_and_repository(settings, tmp_path, monkeypatch):
     stated = Message()
     stated["Project-URL"] = "Repository, https://example.org/glm-grpo"
