@@ -26,6 +26,8 @@ from glm_grpo.config.composition import (
     is_sweep,
     primary_folder,
 )
+from glm_grpo.config.other_trainers import counterpart_of
+from glm_grpo.errors import ConfigError
 from glm_grpo.output import printable
 from glm_grpo.terminal import FULL_ERROR, ended_in_any_case, errors_explained
 from glm_grpo.training.interrupt import interrupt
@@ -93,6 +95,11 @@ def run_hydra(words: Sequence[str]) -> None:
     parser.add_argument("--config-dir", type=path)
     parser.add_argument("--config-name")
     named, others = parser.parse_known_args(words)
+    for word in others:
+        option = word.partition("=")[0]
+        # Hydra would answer with its usage alone.
+        if option.startswith("--") and (answer := counterpart_of(option[2:].replace("-", "_"))):
+            raise ConfigError(f"{option}: {answer}")
     overrides = [word for word in others if word[:1] != "-" and ("=" in word or word[:1] == "~")]
     folder, name = choose_config(named.config_dir, named.config_name, overrides)
     find_packaged_configs()

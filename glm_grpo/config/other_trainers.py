@@ -1,7 +1,7 @@
 """What keys of TRL, flow_grpo and verl are called here, for those who come from there.
 
 A config or override with a foreign key is answered with ours, and `tools.site.reference` writes
-the page of all of them.
+the page of all of them. Names that would choose a GPU are answered with what chooses one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ _SHORTEST = 3
 """Characters of a last part by which a key is known without its section; `n` could be anything."""
 _ANYTHING = ("enable",)
 """Longer ones that could be anything as well."""
+_OF_A_GPU = ("device", "devices", "cuda", "gpu", "gpus", "gpu_id", "gpu_ids")
+"""Names, without their section, by which programs choose a GPU."""
+_CHOOSE_A_GPU = (
+    "choose the GPU with the environment variable CUDA_VISIBLE_DEVICES, such as "
+    "CUDA_VISIBLE_DEVICES=3 glm-grpo train ..."
+)
 
 
 @dataclass(frozen=True)
@@ -333,6 +339,8 @@ _INDEX = _index()
 def counterpart_of(key: str) -> str | None:
     """Say what the key of another trainer is called here; None if it is not known as one.
 
+    For a key that would choose a GPU, say what chooses one.
+
     Args:
         key: Dotted key that the config does not have. Its sections may be of any trainer, so that
             `beta`, `loss.beta` and `train.beta` have the same answer.
@@ -340,6 +348,8 @@ def counterpart_of(key: str) -> str | None:
     if key in _KEYS or key.startswith(_TERMS) or _is_mistyped(key):
         return None
     parts = key.split(".")
+    if parts[-1] in _OF_A_GPU:
+        return _CHOOSE_A_GPU
     for start in range(len(parts)):
         if found := _INDEX.get(name := ".".join(parts[start:])):
             trainer, setting = found

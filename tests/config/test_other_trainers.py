@@ -54,6 +54,8 @@ def test_the_names_of_trl_are_those_of_its_config() -> None:
         ("loss.epsilon", "TRL's epsilon is loss.clip_low here"),
         ("model.adapter.dropout", "TRL's dropout has nothing to be set here; a token must be"),
         ("max_completion_length", "TRL's max_completion_length has nothing to be set here; the"),
+        ("device", "choose the GPU with the environment variable CUDA_VISIBLE_DEVICES, such as "),
+        ("train.gpu", "choose the GPU with the environment variable CUDA_VISIBLE_DEVICES, such "),
     ],
 )
 def test_a_key_of_another_trainer_is_answered_with_ours(key: str, answer: str) -> None:
@@ -69,6 +71,13 @@ def test_a_key_of_another_trainer_is_answered_with_ours(key: str, answer: str) -
 )
 def test_other_keys_have_no_counterpart(key: str) -> None:
     assert counterpart_of(key) is None
+
+
+@pytest.mark.parametrize("word", ["device=cuda:3", "+model.device=cuda:3", "cuda=3"])
+def test_an_override_that_chooses_a_gpu_is_told_the_variable(word: str) -> None:
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=3 glm-grpo train") as caught:
+        compose_config(CONFIG_DIR, "tiny", [word])
+    assert "use +" not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["loss.beta=0.04", "beta=0.04", "train={beta: 0.04}"])
