@@ -59,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not words:
         parser.print_help(sys.stderr)
         raise SystemExit(2)
+    if words[0] == "generate":
+        parser.error(
+            "generate is not a command: `glm-grpo export RUN DIR` writes DIR/generate.py, which "
+            "generates images with the trained weights"
+        )
     chosen = commands.get(words[0])
     # Intermixed, because key=value may stand before or after options.
     options = (

@@ -91,6 +91,7 @@ def test_the_package_is_a_command(
     ("words", "told"),
     [
         (["trian", "--config-dir", "my-run"], "'trian'"),
+        (["generate", "my-run"], "`glm-grpo export RUN DIR` writes DIR/generate.py"),
         (["train", "--device", "cuda:3"], "--device: choose the GPU .*CUDA_VISIBLE_DEVICES=3"),
         (["plan", "--cup"], "--cup$"),
         (["check", "--config", "a"], "--config-name, --config-dir"),
