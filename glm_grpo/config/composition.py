@@ -364,8 +364,9 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
             keys = [str(getattr(error.__cause__, "full_key", ""))]
         meant = {key: _nearest_keys(key) for key in keys if not _is_known(key)}
         if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-            names = [path.stem for path in PACKAGED_CONFIGS.glob("*.yaml")]
-            name = str(error.missing_cfg_file)
+            # Those of the group in which it was looked for.
+            names = error.options or [path.stem for path in PACKAGED_CONFIGS.glob("*.yaml")]
+            name = str(error.missing_cfg_file).rpartition("/")[2]
             meant[name] = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         is_cispo = "loss=cispo" in overrides
         said = {}

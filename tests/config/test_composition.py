@@ -93,7 +93,7 @@ def test_options_of_a_term_are_set_though_no_file_gives_them() -> None:
         ("reward.terms.psnr={weight: 0.1}", r"use \+reward\.terms\.psnr=\{weight: 0\.1\}$"),
         ("reward.terms={ocr: {wieght: 1}}", r"did you mean reward\.terms\.ocr\.weight\?"),
         ("train={stepps: 1}", r"train\.stepps: did you mean train\.steps\?"),
-        ("reward=blanced", "balanced"),
+        ("reward=blanced", r": blanced: did you mean balanced\?"),
         ("reward=0.5", "reward is a group of files"),
         ("trackers.report_to=wandb", r"trackers is a list .* write trackers=\[wandb\]"),
         ("optim.betas.x=[0.9,0.95]", r"write optim\.betas=\[0\.9,0\.95\]"),
