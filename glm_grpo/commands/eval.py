@@ -62,7 +62,7 @@ from glm_grpo.training.metrics import evaluation_metrics
 from glm_grpo.training.models import Models
 from glm_grpo.types import Evaluation
 from rewards.coverage import check_prompts
-from rewards.problems import Problem, describe_problems
+from rewards.problems import Problem, describe_problems, known_keys, nearest_keys
 from rewards.types import RewardTable
 
 logger = logging.getLogger(__name__)
@@ -232,13 +232,16 @@ def _override(config: Config, overrides: Sequence[str]) -> Config:
     values = config.model_dump(mode="json")
     # Only training uses it; evaluations use all steps, which may now be fewer than this.
     values["decode"]["rollout_steps"] = None
-    problems = []
+    problems, known = [], known_keys(Config)
     for key, value in map(parse_override, overrides):
         if key in _CHANGEABLE:
             set_key(values, key, value)
             continue
         rule = "is not a key that eval can change: the model and the reward come from the run"
         remedy = f"leave it out, or use one of {', '.join(_CHANGEABLE)}"
+        # A key that the config has is not a slip.
+        if key not in known and (meant := nearest_keys(key, _CHANGEABLE)):
+            remedy = f"did you mean {' or '.join(meant)}?"
         problems.append(Problem(key, value, rule, remedy))
     if problems:
         raise ConfigError(describe_problems(problems))

@@ -134,7 +134,7 @@ def test_evaluate_draws_as_a_run_with_these_settings_does(folder, capsys):
     ("override", "message"),
     [
         ("train.steps=3", "train.steps = 3.*not a key that eval can change.*remedy: leave it out"),
-        ("rollout.minp=0.1", "rollout.minp = 0.1.*use one of .*rollout.min_p"),
+        ("rollout.minp=0.1", "rollout.minp = 0.1.*remedy: did you mean rollout.min_p"),
         ("decode.steps", "missing EQUAL"),
     ],
 )
