@@ -274,8 +274,8 @@ def _remedy_for_other_key(key: str, value: object, config: Config) -> str:
 def _remedy_for_other_term(name: str, config: Config) -> str:
     if name in KINDS:
         return (
-            f"use one of those, or start a run that also scores {name}, with weight 0 to only show "
-            f"it: glm-grpo train +reward.terms.{name}.weight=0"
+            "use one of those, or add the term to a new run, with weight 0 if it should not be "
+            f"trained on: glm-grpo train +reward.terms.{name}.weight=0"
         )
     nearest = difflib.get_close_matches(name, config.reward.terms, n=1)
     return f"did you mean reward.terms.{nearest[0]}?" if nearest else "use one of those"
