@@ -19,7 +19,7 @@ from glm_grpo.plan.devices import KNOWN, DeviceSpeed, Hardware, without_bfloat16
 from glm_grpo.plan.expected import GROUND, LONG, cheaper_configs, expected_seconds
 from glm_grpo.plan.fit import ConfigPlanner
 from glm_grpo.plan.floors import PhaseFloor, step_floors
-from glm_grpo.plan.measured import describe_seconds, measured_table
+from glm_grpo.plan.measured import describe_seconds, device_lines, measured_table
 from glm_grpo.run.folder import RunFolder
 
 _OF_A_SIZE = re.compile(r"_(\d+)gb$")
@@ -215,6 +215,7 @@ class _Times:
             floors = self._floors(config, device)
             yield from floor_lines(floors, device=device.name, collectors=collectors)
             if measured is not None:
+                yield from device_lines(measured, device)
                 in_dtype = device.in_dtype(config.model.dtype)
                 yield measured_table(measured, floors, in_dtype, is_asynchronous=is_asynchronous)
             elif collectors is None and config.model.path not in EMBEDDED_MODELS:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from statistics import median
 
 from rich.table import Table
 
 from glm_grpo.errors import StorageError
-from glm_grpo.plan.devices import DeviceSpeed
+from glm_grpo.plan.devices import DeviceSpeed, find_device
 from glm_grpo.plan.floors import PhaseFloor
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.provenance import read_provenance
 from glm_grpo.run.tables import read_metrics
 
 _TIME = "time/"
@@ -47,6 +49,21 @@ def measured_seconds(folder: RunFolder) -> dict[str, float]:
     return {name: median(step[name] for step in steps if name in step) for name in names}
 
 
+def device_lines(folder: RunFolder, device: DeviceSpeed) -> list[str]:
+    """Line on the devices of a run if they are others than the one that is planned for.
+
+    A run of a version that did not store them counts as one on this device.
+    """
+    provenance = read_provenance(folder)
+    devices = provenance.devices if provenance is not None else ""
+    names = (re.sub(r"^\d+ x ", "", each) for each in devices.split("; "))
+    if not devices or all(find_device(name) == device for name in names):
+        return []
+    return [
+        f"the run was on {devices}: ratio and MFU compare it with another device, {device.name}"
+    ]
+
+
 def measured_table(
     folder: RunFolder,
     floors: Mapping[str, PhaseFloor],
@@ -54,7 +71,7 @@ def measured_table(
     *,
     is_asynchronous: bool,
 ) -> Table:
-    """Floor, measured seconds, their ratio and the model FLOPs utilisation (MFU) of each phase.
+    """Minimum and measured time, their ratio and the model FLOPs utilisation (MFU) of each phase.
 
     Args:
         folder: Folder of a run with the same config as the floors.
@@ -67,7 +84,7 @@ def measured_table(
         title=f"{folder.path.name}, median of its steps without the first, on {device.name}"
     )
     table.add_column("phase")
-    for column in ("floor", "measured", "ratio", "MFU"):
+    for column in ("minimum", "measured", "ratio", "MFU"):
         table.add_column(column, justify="right")
     for name, each in seconds.items():
         table.add_row(name, *_cells(floors.get(name), each, device))

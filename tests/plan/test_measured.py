@@ -16,8 +16,9 @@ from glm_grpo.models.find import find_model
 from glm_grpo.models.planning import UNDIVIDED
 from glm_grpo.plan.devices import DEVICES, DeviceSpeed, Hardware
 from glm_grpo.plan.floors import PhaseFloor, step_work, work_of_run
-from glm_grpo.plan.measured import measured_seconds, measured_table
+from glm_grpo.plan.measured import device_lines, measured_seconds, measured_table
 from glm_grpo.run.folder import RunFolder
+from glm_grpo.run.provenance import Provenance, write_provenance
 
 DEVICE = DeviceSpeed("a card", bandwidth=1.0, flops=100.0, link=1.0)
 FLOORS = {
@@ -89,6 +90,24 @@ def test_measured_table_has_ratios_and_utilisation(run, capsys, is_asynchronous)
         "step": ["3.5 s", "9 s", "2.57 x", "12.2%"],
     }
     assert found == dict([*expected.items()][: 2 if is_asynchronous else 4])
+
+
+@pytest.mark.parametrize(
+    ("devices", "number"),
+    [
+        ("", 0),
+        ("NVIDIA H200", 0),
+        ("2 x NVIDIA H200", 0),
+        ("CPU (2 threads)", 1),
+        ("NVIDIA H200; NVIDIA H100 80GB HBM3", 1),
+    ],
+)
+def test_another_device_than_that_of_the_run_is_named(run, devices, number):
+    assert device_lines(run, DEVICES["h200"]) == []
+    write_provenance(run, Provenance("2026-01-01", {}, {}, {}, {}, {}, devices=devices))
+    lines = device_lines(run, DEVICES["h200"])
+    assert len(lines) == number
+    assert all(f"on {devices}: " in line and "H200 SXM" in line for line in lines)
 
 
 def test_plan_of_a_run_asks_not_whether_it_fits(run, configs_dir):
