@@ -222,7 +222,8 @@ class _Times:
                 yield expected_line(config, floors)
                 yield from self._cheaper_lines(config, device, floors)
             if config.model.dtype == "bfloat16" and not device.has_bfloat16:
-                yield without_bfloat16(f"the {device.name}")
+                is_denoising = config.decode.steps is not None
+                yield without_bfloat16(f"the {device.name}", is_denoising=is_denoising)
         if hardware.devices:
             yield "(minimum times: published peak figures, no losses, no reward terms)"
 

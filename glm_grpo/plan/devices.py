@@ -102,9 +102,13 @@ def find_device(name: str) -> DeviceSpeed | None:
     return next((speed for key, speed in DEVICES.items() if key in words), None)
 
 
-def without_bfloat16(name: str) -> str:
-    """Say what to do on a device that does not compute in bfloat16."""
-    return (
-        f"model.dtype is bfloat16, which {name} can only emulate, slowly: set model.dtype=float16; "
-        "prefer Janus-Pro, because GLM-Image's decoder stays in bfloat16"
-    )
+def without_bfloat16(name: str, *, is_denoising: bool) -> str:
+    """Say what to do on a device that does not compute in bfloat16.
+
+    Args:
+        is_denoising: Whether the decoder denoises, as that of GLM-Image does.
+    """
+    remedy = "set model.dtype=float16"
+    if is_denoising:
+        remedy += "; prefer Janus-Pro, because GLM-Image's decoder stays in bfloat16"
+    return f"model.dtype is bfloat16, which {name} can only emulate, slowly: {remedy}"

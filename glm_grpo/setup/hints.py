@@ -29,18 +29,14 @@ _FAR = 4
 """How many times as long as usual a prompt is far longer."""
 
 
-def hint_at_bfloat16(dtype: str, device: torch.device) -> list[str]:
-    """Hint at a dtype that a device only emulates.
-
-    Args:
-        dtype: As in `model.dtype`.
-        device: Device of the run.
-    """
-    if device.type != "cuda" or dtype != "bfloat16":
+def hint_at_bfloat16(config: Config, device: torch.device) -> list[str]:
+    """Hint at a dtype that the device of a run only emulates."""
+    if device.type != "cuda" or config.model.dtype != "bfloat16":
         return []
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return []
-    return [without_bfloat16(torch.cuda.get_device_name(device))]
+    name, is_denoising = torch.cuda.get_device_name(device), config.decode.steps is not None
+    return [without_bfloat16(name, is_denoising=is_denoising)]
 
 
 def hint_at_credit(config: Config) -> list[str]:

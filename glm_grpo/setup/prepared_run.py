@@ -167,7 +167,7 @@ def prepare(
         memory=memory,
         hints=[
             *model.family.hint_at_size(model.path, config),
-            *hint_at_bfloat16(config.model.dtype, accelerator.device),
+            *hint_at_bfloat16(config, accelerator.device),
             *hint_at_credit(config),
             *hint_at_prompts(config, prompts, model.family.TEXT_RULE),
             *hint_at_length(prompts, planner),

@@ -137,6 +137,13 @@ def test_what_does_not_fit_is_told_what_does_and_no_times(
     assert named == ([] if packaged is None else [packaged])
 
 
+@pytest.mark.parametrize(("name", "said"), [("glm_image_16gb", 1), ("janus_pro_1b_16gb", 0)])
+def test_another_family_is_advised_only_for_a_decoder_in_bfloat16(name: str, said: int) -> None:
+    lines = plan(name, Hardware([DEVICES["t4"]]))
+    assert sum("set model.dtype=float16" in line for line in lines) == 1
+    assert sum("prefer Janus-Pro" in line for line in lines) == said
+
+
 def test_a_card_without_bfloat16_is_fine_for_float16() -> None:
     lines = plan("janus_pro_1b_16gb", Hardware([DEVICES["t4"]]), "model.dtype=float16")
     assert not any("bfloat16" in line for line in lines)
@@ -157,8 +164,9 @@ def test_a_run_is_told_if_its_device_emulates_bfloat16(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    hints = hint_at_bfloat16(dtype, torch.device("cuda"))
+    config = tiny_config(f"model.dtype={dtype}")
+    hints = hint_at_bfloat16(config, torch.device("cuda"))
     assert [("Tesla T4" in hint, "model.dtype=float16" in hint) for hint in hints] == [
         (True, True)
     ] * count
-    assert hint_at_bfloat16(dtype, torch.device("cpu")) == []
+    assert hint_at_bfloat16(config, torch.device("cpu")) == []
