@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from glm_grpo.config import EMBEDDED_MODELS, Config, compose_config
+from glm_grpo.config import EMBEDDED_MODELS, Config, compose_config, flatten
 from glm_grpo.config.composition import PACKAGED_CONFIGS
 from glm_grpo.errors import ModelError
 from glm_grpo.models.find import find_model
@@ -137,7 +137,7 @@ def plan_config(
         model.family.check_sizes(model.path, config)
     if prompt_tokens is None:
         prompt_tokens = of_model.usual_prompt_tokens
-        yield f"prompts of {prompt_tokens} tokens are assumed (--prompt-tokens)"
+        yield f"prompts of {prompt_tokens} tokens are assumed (--prompt-tokens changes it)"
     planner = ConfigPlanner(
         of_model,
         prompt_tokens=prompt_tokens,
@@ -179,16 +179,28 @@ def _describe_fitting(config: Config, planner: ConfigPlanner, memory: int) -> st
 
 
 def _packaged_for(config: Config, memory: int) -> tuple[str, Config] | None:
-    """The packaged config of the same model and task for the largest device within a memory."""
+    """The packaged config of the same model and task for the largest device within a memory.
+
+    None if it is the one in use, perhaps with other values: no other has so many of its values.
+    """
     prompts = ("data.path=prompts.txt", "data.eval_path=held_out.txt")
     found: dict[int, tuple[str, Config]] = {}
     for path in PACKAGED_CONFIGS.glob("*gb.yaml"):
-        match = _OF_A_SIZE.search(path.stem)
-        if match and (size := int(match[1])) * 10**9 <= memory:
+        if match := _OF_A_SIZE.search(path.stem):
             other = compose_config(None, path.stem, prompts)
             if _task_of(other) == _task_of(config):
-                found[size] = path.stem, other
-    return found[max(found)] if found else None
+                found[int(match[1])] = path.stem, other
+    fitting = [size for size in found if size * 10**9 <= memory]
+    if not fitting:
+        return None
+    values = flatten(config.model_dump()).items()
+    in_use = max(found, key=lambda size: _count_shared(values, found[size][1]))
+    return None if max(fitting) == in_use else found[max(fitting)]
+
+
+def _count_shared(values: Iterable[tuple[str, object]], other: Config) -> int:
+    theirs = flatten(other.model_dump())
+    return sum(key in theirs and theirs[key] == value for key, value in values)
 
 
 def _task_of(config: Config) -> tuple[str, bool, bool]:

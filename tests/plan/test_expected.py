@@ -120,6 +120,8 @@ def test_a_card_by_its_memory_stands_for_all_with_as_much() -> None:
         ("glm_image_80gb", 24, "glm_image_24gb"),
         ("glm_image_edit_80gb", 24, "glm_image_edit_24gb"),
         ("janus_pro_1b_24gb", 16, "janus_pro_1b_16gb"),
+        # It is in use already.
+        ("janus_pro_1b_16gb rollout.batch_size=64 train.micro_batch_size=64", 16, None),
         # None is that small, and none trains the whole language model.
         ("glm_image_80gb", 12, None),
         ("glm_image_full model.dtype=float32", 80, None),
