@@ -32,6 +32,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
+from yaml.constructor import ConstructorError
 
 from glm_grpo.config.load import check_yaml, validate_config
 from glm_grpo.config.other_trainers import counterpart_of
@@ -377,7 +378,7 @@ def composition_errors(overrides: Sequence[str] = ()) -> Iterator[None]:
                 said[key] = f"{key}: {theirs}"
             elif near:
                 said[key] = f"{key}: did you mean {' or '.join(near)}?"
-        reason = _without_answered(str(error), said.keys())
+        reason = _without_answered(_describe(error), said.keys())
         message = "\n".join(filter(None, [*said.values(), reason]))
         raise ConfigError(f"The config cannot be composed: {message}") from error
 
@@ -394,6 +395,15 @@ def _without_answered(reason: str, answered: Set[str]) -> str:
     return re.sub(
         r"( Check that it's in [^\n]*)?\s*Config search path:.*", "", reason, flags=re.DOTALL
     )
+
+
+def _describe(error: Exception) -> str:
+    """An error in the words of its library, without the first line of a file with a key twice."""
+    if isinstance(error, ConstructorError) and (mark := error.problem_mark):
+        problem = error.problem or ""
+        if "duplicate key" in problem:
+            return f"{mark.name}, line {mark.line + 1}: {problem}; keep one"
+    return str(error)
 
 
 def _refuse_names_in_lists(overrides: Iterable[str]) -> None:

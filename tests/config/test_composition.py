@@ -135,6 +135,10 @@ def test_a_missing_folder_is_refused_with_the_command_that_makes_it(tmp_path: Pa
     [
         ("model: {path: tiny\n", r"torn\.yaml.*line 1"),
         ("train: {steps: 3}\n", "begin its file with `defaults"),
+        (
+            "defaults: [tiny, _self_]\ntrain: {steps: 3}\ntrain: {seed: 1}\n",
+            r"composed: /.*/torn\.yaml, line 3: found duplicate key train; keep one$",
+        ),
         ("defaults: [tny, _self_]\n", r"tny: did you mean tiny\?\n.* Could not load 'tny'\.$"),
         ("defaults: [_self_, tiny]\ntrain: {steps: 3}\n", "before `tiny`.*put `_self_` last"),
         *(
