@@ -75,13 +75,13 @@ def measured_table(
 
     Args:
         folder: Folder of a run with the same config as the floors.
-        device: Device on which the run is assumed to have run.
+        device: Device of the floors, see `device_lines`.
         is_asynchronous: Whether phases overlap, so that they do not add up to a step.
     """
     seconds = measured_seconds(folder)
     step, between = seconds.pop("step"), seconds.pop(_BETWEEN)
     table = Table(
-        title=f"{folder.path.name}, median of its steps without the first, on {device.name}"
+        title=f"{folder.path.name}, median of its steps without the first; minimum of {device.name}"
     )
     table.add_column("phase")
     for column in ("minimum", "measured", "ratio", "MFU"):
