@@ -108,7 +108,7 @@ def test_cost_counts_groups_that_were_replaced(describe) -> None:
 
 def test_page_of_a_short_run(describe) -> None:
     described = describe("rollout.prompts_per_step=1", rows=(STEP,), evaluated=(0, 1))
-    assert re.search("1 step of 1 prompt .* 1,200", described.results)
+    assert re.search("1 step of 1 prompt .* 1,200", described.summary)
     each = f"1 prompt with {tiny_config().rollout.group_size} images per prompt"
     assert row_of(described, "steps") == f"1 of 2 planned, each on {each}"
     # There are too few prompts for one.
@@ -155,8 +155,8 @@ def test_page_names_the_sampler_and_what_read_the_images(describe) -> None:
 
 def test_page_shows_the_best_of_several_images_beside_their_mean(describe) -> None:
     # Of the prompt with text, images score 0.00 and 0.01 before and after.
-    assert "| ocr | 1 | base | 0.005 | - | 0.010 | - |" in describe().results
-    assert "|  |  | over best@2 | -0.005 | - |" in describe().results
+    assert "| ocr | 1 | base | 0.005 | - | 0.010 | - |" in describe().groups
+    assert "|  |  | over best@2 | -0.005 | - |" in describe().groups
 
 
 def test_page_of_supervised_fine_tuning_has_no_samples(describe) -> None:
@@ -177,7 +177,7 @@ def test_page_names_what_else_shaped_the_weights(describe) -> None:
         "decode.rollout_steps=1",
         sft=SftSection(weight=0.1),
     )
-    assert "from the weights of another run" in described.results
+    assert "from the weights of another run" in described.summary
     assert "target images, asynchronous" in row_of(described, "method")
     assert row_of(described, "trained").endswith("; these are a moving average (decay 0.9)")
     assert row_of(described, "optimizer").startswith("AdamW, 6 updates per step, ")

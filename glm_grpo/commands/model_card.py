@@ -51,15 +51,19 @@ class Description:
     """What a page says about a run.
 
     Attributes:
-        results: Sections in Markdown on what training changed.
+        summary: Sentences in Markdown on the run.
+        results: Sections on what training changed.
         training: Likewise on how the weights were trained.
+        groups: Tables of mean@1 and best@k, which may have many rows; empty if there are none.
         png_files: PNG files by the names under which the sections show them.
         example: The held-out prompt that changed most; None if it is not known.
         name: Name of the run, in Markdown; None if it has none.
     """
 
+    summary: str
     results: str
     training: str
+    groups: str
     png_files: Mapping[str, bytes]
     example: str | None
     name: str | None
@@ -86,7 +90,6 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
         if prompts:
             png_files[_SHEET] = sheet
     results = [
-        _describe_run(config, provenance, step=step),
         "## Held-out prompts, before and after\n",
         *(_describe_sheet(prompts) if _SHEET in png_files else []),
         *_describe_figures(folder, config, provenance, rows, step=step),
@@ -98,7 +101,15 @@ def describe_training(folder: RunFolder, config: Config, *, step: int) -> Descri
     ]
     example = prompts[0] if prompts else None
     name = None if config.run.name is None else _text(config.run.name)
-    return Description("\n".join(results), "\n".join(training), png_files, example, name)
+    return Description(
+        summary=_describe_run(config, provenance, step=step),
+        results="\n".join(results),
+        training="\n".join(training),
+        groups="\n".join(_describe_groups(folder, config, step=step)),
+        png_files=png_files,
+        example=example,
+        name=name,
+    )
 
 
 def _describe_run(config: Config, provenance: Provenance | None, *, step: int) -> str:
@@ -162,7 +173,6 @@ def _describe_figures(
         f"Mean scores on {_held_out(summary.prompts, provenance)}, at {start} and at {at}; "
         f"higher is better.{intervals}{changed}\n\n"
         f"{_table([*columns, '95 % interval'], cells)}{below}",
-        *_describe_groups(folder, config, step=step),
         *_describe_scores(config, {row.name for row in summary.rows}),
         *_describe_canaries(rows),
     ]
@@ -175,7 +185,7 @@ def _describe_groups(folder: RunFolder, config: Config, *, step: int) -> list[st
         report = report_held_out(folder, config, step)
     if report is None or not report.grouped.is_telling:
         return []
-    return [table.markdown() for table in score_tables(report)]
+    return ["## Mean@1 and best@k\n", *(table.markdown() for table in score_tables(report))]
 
 
 def _held_out(number: int, provenance: Provenance | None) -> str:

@@ -34,9 +34,11 @@ class StockSettings:
         rollout: How tokens were sampled, and the size of images.
         decode: How tokens were decoded.
         license: Hub name of the base's licence; None: unknown.
-        results: Sections of the card, in Markdown, on what training changed.
+        summary: Sentences of the card, in Markdown, on the run.
+        results: Sections on what training changed.
         training: Likewise on how the weights were trained.
         prompt: Prompt of the card's example, for generation or editing.
+        groups: The last section, on groups of prompts; empty if there is none.
         num_sources: Source images per prompt; 0: text-to-image.
         embedded: Name of the base if it is in the package; None: it is not.
         known_form: Form of the only prompts that the base knows; None: it knows any.
@@ -50,9 +52,11 @@ class StockSettings:
     rollout: RolloutSection
     decode: DecodeSection
     license: str | None
+    summary: str
     results: str
     training: str
     prompt: str
+    groups: str = ""
     num_sources: int = 0
     embedded: str | None = None
     known_form: str | None = None
@@ -171,7 +175,7 @@ In your own code, run in this folder:
 
 {f"{card.title}, trained" if settings.name else "Trained"} by {project_link()}. {card.license}
 
-{settings.results}
+{settings.summary}
 ## Generate an image
 
 Download this repository, and run in its folder:
@@ -186,7 +190,8 @@ pip install torch torchvision {" ".join(libraries)}
 [`{PROGRAM}`]({PROGRAM}) saves `image.png`, which shows {shows}, with the same seed.
 
 {"".join(f"- {note}{chr(10)}" for note in notes)}{snippet if card.snippet else ""}
-{settings.training}"""
+{settings.results}
+{chr(10).join(filter(None, [settings.training, settings.groups]))}"""
 
 
 def _program(card: Card, settings: StockSettings) -> str:

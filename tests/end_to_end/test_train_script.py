@@ -151,6 +151,12 @@ def test_export_command_writes_a_pipeline_and_its_page(run, programs, tmp_path, 
     # As tiny.yaml draws.
     assert Image.open(folder / "image.png").size == (128, LABEL_HEIGHT + 128)
     assert "num_inference_steps=4," in card
+    # Usage comes first, long tables last.
+    assert re.findall("^## (.*)", card, re.MULTILINE) == [
+        "Generate an image",
+        "Held-out prompts, before and after",
+        *("How it was trained", "Prompts", "Versions", "Mean@1 and best@k"),
+    ]
     (prompt,) = re.findall(r"python generate.py '(.*)'\n", card)
     assert prompt in read_table(RunFolder(run[0]).evaluation_path(1))["prompt"].to_pylist()
     assert re.search(

@@ -64,6 +64,7 @@ def settings(random_pipeline_folder):
         ),
         decode=DecodeSection(steps=2, guidance_scale=1.25),
         license="mit",
+        summary="A run.\n",
         results="## Held-out prompts\n",
         training="## How it was trained\n",
         prompt='a red sign that says "OPEN"',

@@ -30,6 +30,7 @@ def settings(janus_folder):
         ),
         decode=DecodeSection(),
         license="mit",
+        summary="A run.\n",
         results="## Held-out prompts\n",
         training="## How it was trained\n",
         prompt="a red cat",
