@@ -197,18 +197,21 @@ def _compose_with_prompts(options: argparse.Namespace) -> Config:
     "create a folder to start from: a config, prompts, a README",
     "glm-grpo init my-run",
     "glm-grpo init my-run --config-name glm_image_24gb",
+    "glm-grpo init my-run --config-name janus_pro_1b_16gb reward=composition_preference",
     arguments=[
         _NEW_FOLDER,
         _argument(
             "--config-name",
             "packaged config to build on (tiny: the embedded model, for a CPU)",
         ),
+        _overrides("only reward=PRESET: the preset of rewards that the folder's config uses"),
     ],
 )
 def _init(options: argparse.Namespace) -> None:
-    from glm_grpo.commands.init import init_folder, propose_configs
+    from glm_grpo.commands.init import init_folder, parse_preset, propose_configs
 
-    for written in init_folder(options.directory, options.config_name or "tiny"):
+    reward = parse_preset(options.overrides)
+    for written in init_folder(options.directory, options.config_name or "tiny", reward):
         _print(str(written))
     if options.config_name is None:
         _print(propose_configs())

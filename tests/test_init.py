@@ -108,6 +108,50 @@ def test_init_writes_natural_prompts_for_the_published_model(
         assert len(each.texts) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "reward", "field", "term"),
+    [
+        ("janus_pro_1b_16gb", "composition_preference", "include", "composition"),
+        # Prompts go with the reward, rather than with the model.
+        ("glm_image_24gb", "composition", "include", "composition"),
+        ("janus_pro_1b_16gb", "text", '\\"', "ocr"),
+    ],
+)
+def test_init_writes_the_preset_that_was_chosen(
+    name: str, reward: str, field: str, term: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my-run"
+    main(["init", str(folder), "--config-name", name, f"reward={reward}"])
+    packaged = [f"reward={reward}", "data.path=a", "data.eval_path=b"]
+    wanted = compose_config(None, name, packaged).reward
+    assert compose_config(folder, None).reward == wanted
+    written = (folder / "config.yaml").read_text()
+    assert f"  - override reward: {reward}\n" in written
+    for key, weight in wanted.weights().items():
+        assert f"#     {key}: {{weight: {weight:g}}}\n" in written
+    assert f"rescore RUN {term}=0.5`" in (folder / "README.md").read_text()
+    rows = (folder / "prompts.jsonl").read_text().splitlines()
+    assert all(field in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("reward=text train.steps=3", "train.steps=3: init takes one override, reward=PRESET; set"),
+        ("reward=text reward=edit", "reward=text reward=edit: init takes one override"),
+        ("reward={terms:x}", "init takes one override"),
+        ("reward=blanced", "did you mean balanced"),
+    ],
+)
+def test_init_takes_no_other_override(
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["init", str(tmp_path / "new"), *words.split()])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_preset_of_rewards_wins_over_what_init_wrote(tmp_path: Path) -> None:
     list(init_folder(tmp_path / "my-run", "glm_image_24gb"))
     chosen = compose_config(tmp_path / "my-run", None, ["reward=balanced"])

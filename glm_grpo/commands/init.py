@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from glm_grpo.commands.starter_prompts import (
 )
 from glm_grpo.config import Config, compose_config
 from glm_grpo.config.composition import OWN_CONFIG, PACKAGED_CONFIGS
+from glm_grpo.errors import ConfigError
 from glm_grpo.models.find import find_model
 from glm_grpo.output import printable
 from glm_grpo.run.folder import refuse_taken, write_atomically
@@ -33,7 +34,10 @@ _TRAINING, _HELD_OUT = "prompts.jsonl", "held_out.jsonl"
 _COUNTS = {_TRAINING: 24, _HELD_OUT: 16}
 """File -> number of prompts of an embedded world to write."""
 
-_TEXT_REWARD = "  - override reward: text    # legibility and looks; there are no targets\n"
+_TEXT_REWARD = "text"
+"""Preset for prompts that quote a text and have no targets."""
+
+_PRESET = re.compile(r"reward=([\w-]+)")
 
 _FOR_TEXT = re.compile(r"(?!.*_edit_).*_(\d+)gb")
 """Names of the text-to-image configs for one card, with its memory in GB."""
@@ -116,31 +120,46 @@ _OBJECT_FIELDS = (
 _EDIT_FIELDS = "`prompt`, `source` (the image to edit), and optionally `target` (the result)"
 
 
-def init_folder(folder: Path, name: str) -> Iterator[Path]:
+def parse_preset(overrides: Sequence[str]) -> str | None:
+    """Parse `reward=PRESET`, the only override of `init`; None if there is none."""
+    matches = [_PRESET.fullmatch(word) for word in overrides]
+    others = [word for word, match in zip(overrides, matches, strict=True) if match is None]
+    if others or len(matches) > 1:
+        raise ConfigError(
+            f"{' '.join(others or overrides)}: init takes one override, reward=PRESET; set other "
+            f"keys in {OWN_CONFIG}.yaml of the new folder"
+        )
+    return matches[0][1] if matches and matches[0] else None
+
+
+def init_folder(folder: Path, name: str, reward: str | None = None) -> Iterator[Path]:
     """Write a config that builds on a packaged one, prompts and a README; yields their paths.
 
     An embedded model gets prompts of its world with their images as targets; for edits with any
     other model they show the format. Text-to-image with any other model gets natural prompts:
-    about objects if the model reads a prompt as a whole, with what an image should show, else
-    prompts that quote a text, and the reward for it, because they have no targets.
+    prompts that quote a text if a term of the reward reads one, else prompts about objects, with
+    what an image should show.
 
     Args:
         folder: New or empty.
         name: Config to build on.
+        reward: Preset of rewards; None: that of the config, or the one for texts if the model draws
+            these and the prompts have no targets.
     """
     # These prompts replace whatever the config asks for.
     paths = [f"data.path={_TRAINING}", f"data.eval_path={_HELD_OUT}"]
     config = compose_config(None, name, paths)
     embedded = EMBEDDED.get(config.model.path)
     is_natural = embedded is None and not config.data.sources
-    is_about_text = is_natural and find_model(config.model.path).family.TEXT_RULE is not None
-    if is_about_text:
-        config = compose_config(None, name, [*paths, "reward=text"])
+    if reward is None and is_natural and find_model(config.model.path).family.TEXT_RULE is not None:
+        reward = _TEXT_REWARD
+    if reward is not None:
+        config = compose_config(None, name, [*paths, f"reward={reward}"])
     refuse_taken(folder)
     if is_natural:
         training, held_out = (
             (_plain(training_texts()), _plain(held_out_texts()))
-            if is_about_text
+            if any("text" in term.needs() for term in config.reward.terms.values())
             else (training_objects(), held_out_objects())
         )
         yield _write_rows(folder / _TRAINING, training)
@@ -149,9 +168,7 @@ def init_folder(folder: Path, name: str) -> Iterator[Path]:
         sets = (embedded or SIGNS).prompt_sets
         for (file, count), set_name in zip(_COUNTS.items(), sets, strict=True):
             yield _write_prompts(folder, file, set_name, count, sources=config.data.sources)
-    described = _describe_config(
-        folder, name, config, embedded, reward=_TEXT_REWARD if is_about_text else ""
-    )
+    described = _describe_config(folder, name, config, embedded, reward=reward)
     yield _write(folder / f"{OWN_CONFIG}.yaml", described)
     is_edit = config.data.sources > 0
     readme = _README.format(
@@ -200,7 +217,7 @@ def _describe_fields(config: Config) -> str:
 
 def _example_term(config: Config) -> str:
     terms = config.reward.terms
-    return "ocr" if "ocr" in terms else next(iter(terms))
+    return "ocr" if "ocr" in terms else max(terms, key=lambda name: terms[name].weight)
 
 
 def _quoted(folder: Path) -> str:
@@ -244,7 +261,7 @@ def _write(path: Path, content: str) -> Path:
 
 
 def _describe_config(
-    folder: Path, name: str, config: Config, embedded: EmbeddedModel | None, *, reward: str
+    folder: Path, name: str, config: Config, embedded: EmbeddedModel | None, *, reward: str | None
 ) -> str:
     terms = [
         f"#     {term}: {{weight: {given.weight:g}}}" for term, given in config.reward.terms.items()
@@ -252,7 +269,7 @@ def _describe_config(
     return _CONFIG.format(
         folder=_quoted(folder),
         name=name,
-        reward=reward,
+        reward="" if reward is None else f"  - override reward: {reward}\n",
         known=""
         if embedded is None
         else _KNOWN_WORDS.format(

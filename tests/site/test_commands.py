@@ -97,11 +97,13 @@ def accept_glm_grpo(words: list[str]) -> None:
     if words[0] == "train":
         train_config(words[1:])
         return
-    options = vars(make_parser().parse_args(words))
+    commands = make_parser().get_default("commands")
+    options = vars(commands[words[0]].parse_intermixed_args(words[1:]))
     if "overrides" in options and "config_name" in options:
         name = options["config_name"] or "tiny"
-        # `plan` reads no prompts, and `eval` no training prompts.
-        paths = ("data.path=a", "data.eval_path=b") if words[0] in ("plan", "eval") else ()
+        # `init` writes prompts, `plan` reads none, and `eval` no training prompts.
+        is_without = words[0] in ("init", "plan", "eval")
+        paths = ("data.path=a", "data.eval_path=b") if is_without else ()
         composed(name, (*paths, *options["overrides"]))
 
 

@@ -20,9 +20,9 @@ PAGE = "docs/tutorials/red_apples.md"
 def test_the_page_writes_rows_that_say_what_their_prompts_ask_for(tmp_path: Path) -> None:
     (script,) = [each.text for each in blocks(PAGE) if each.text.startswith("# make_rows.py")]
     folder = tmp_path / "apples"
-    list(init_folder(folder, "janus_pro_1b_16gb"))
+    list(init_folder(folder, "janus_pro_1b_16gb", "composition_preference"))
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    config = compose_config(folder, None, ["run_dir=r", "reward=composition_preference"])
+    config = compose_config(folder, None, ["run_dir=r"])
     training, held_out = (
         load_prompts(path, height=384, width=384, reserved=ReservedTokens())
         for path in (config.data.path, config.data.eval_path)
