@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
@@ -135,15 +135,19 @@ class TermConfig(Options):
             RewardError: One cannot be used.
         """
 
-    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
+    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
         """Check what prompts ask for by further columns, before a model is loaded.
 
         Args:
             rows: Metadata of prompts, by what errors call each: its id, and where it comes from.
 
+        Yields:
+            Why the term, which applies to a prompt, could not score any image against it.
+
         Raises:
-            RewardError: The term applies to one, but could not score any image against it.
+            RewardError: Files or functions that tell cannot be used.
         """
+        yield from ()
 
     def scorer(self) -> str | None:
         """Identity of what scores in another process, to notice an exchange; None: nothing does.

@@ -29,7 +29,7 @@ from glm_grpo.commands.check import (
 from glm_grpo.commands.train import _why_it_ends, run_training
 from glm_grpo.config import Config, compose_config
 from glm_grpo.data.prompts import PromptSource
-from glm_grpo.errors import ConfigError, MemoryLimitError, ModelError
+from glm_grpo.errors import ConfigError, DataError, MemoryLimitError, ModelError
 from glm_grpo.models.find import FoundModel, find_model
 from glm_grpo.models.glm_image.loading import load_pipeline
 from glm_grpo.models.glm_image.prompt_inputs import encode_prompts, longest_prompt_tokens
@@ -534,11 +534,25 @@ def test_objects_that_a_term_could_never_find_are_refused_before_a_model_is_load
     config = compose_config(configs_dir, "tiny", words)
     if is_refused:
         with pytest.raises(
-            ConfigError, match=r"prompt b \(.*prompts.jsonl, line 1\) asks for 3 dog, but at most"
+            DataError, match=r"prompt b \(.*prompts.jsonl, line 1\) asks for 3 dog, but at most"
         ):
             check_metadata(config, prompts_of(config).training, is_training=True)
     else:
         check_metadata(config, prompts_of(config).training, is_training=True)
+
+
+def test_a_class_that_the_detector_does_not_know_is_refused_together_with_other_rows(
+    tmp_path: Path, configs_dir: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    asked = [{"class": label, "count": 1} for label in ("circel", "circle", "sqare")]
+    asked[1]["color"] = "reed"
+    path.write_text("\n".join(json.dumps({"prompt": "a", "include": [one]}) for one in asked))
+    data = (f"data.path={path}", f"data.eval_path={path}", "run_dir=r")
+    with pytest.raises(DataError, match="3 checks failed") as caught:
+        prepare(compose_config(configs_dir, "tiny_objects", data))
+    for told in ("did you mean circle", "did you mean red", "did you mean square"):
+        assert told in str(caught.value)
 
 
 @pytest.fixture

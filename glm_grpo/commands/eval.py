@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from glm_grpo.config import (
@@ -167,9 +168,8 @@ def _prepare(config: Config) -> _Prepared:
     reserved = model.family.check_model(model.path)
     model.family.check_keys(config)
     model.family.check_sizes(model.path, config)
-    held_out = read_held_out(config, reserved)
+    held_out = read_held_out(config, reserved, partial(check_metadata, config))
     check_terms(config)
-    check_metadata(config, held_out)
     provenance = describe_provenance(config, model, held_out=held_out, training=None)
     return _Prepared(config, model, held_out, provenance)
 

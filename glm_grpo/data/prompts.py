@@ -186,6 +186,7 @@ def load_prompts(
     width: int,
     reserved: ReservedTokens | None = None,
     sources: int = 0,
+    check: Callable[[PromptSource], None] | None = None,
 ) -> PromptSet:
     """Read and check every prompt, and decode every image once.
 
@@ -206,6 +207,7 @@ def load_prompts(
         reserved: Texts of special tokens, which no prompt may contain; None for a model without
             any.
         sources: Number of source images per prompt; 0 for text-to-image.
+        check: Refuses what the rows ask for; its errors are raised together with those of rows.
     """
     entries: list[PromptEntry] = []
     checked = _CheckedRows(reserved or ReservedTokens(), sources, height=height, width=width)
@@ -237,6 +239,10 @@ def load_prompts(
             continue
         with errors.collecting():
             raise DataError(f"{path}: {line}")
+    prompts = PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+    if check is not None:
+        with errors.collecting():
+            check(prompts)
     errors.raise_all()
     for field in unread:
         logger.warning(
@@ -256,7 +262,7 @@ def load_prompts(
             height,
             ", ".join([*misfits[:_MOST_NAMED], *(["..."] if len(misfits) > _MOST_NAMED else [])]),
         )
-    return PromptSet(path=path, entries=tuple(entries), height=height, width=width)
+    return prompts
 
 
 def _join_origins(origins: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -31,6 +32,7 @@ from glm_grpo.setup.loading import load_models, load_scorer
 from glm_grpo.setup.memory import check_fit
 from glm_grpo.setup.prompts import Prompts, read_prompts
 from glm_grpo.setup.rewards import (
+    check_metadata,
     check_rows,
     check_scored,
     check_targets,
@@ -204,7 +206,7 @@ def _check_parts(config: Config) -> tuple[FoundModel, Prompts]:
         model.family.check_keys(config)
         model.family.check_sizes(model.path, config)
     with errors.collecting():
-        prompts = read_prompts(config, reserved)
+        prompts = read_prompts(config, reserved, partial(check_metadata, config))
         check_used(config, prompts)
         check_targets(config, prompts)
         check_rows(config, prompts)

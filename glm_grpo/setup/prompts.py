@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from glm_grpo.config import Config
 from glm_grpo.data.places import EMBEDDED
@@ -33,29 +35,36 @@ class Prompts:
         return ("training", self.training), ("held-out", self.held_out)
 
 
-def read_prompts(config: Config, reserved: ReservedTokens) -> Prompts:
+def read_prompts(
+    config: Config, reserved: ReservedTokens, check: Callable[..., None] | None = None
+) -> Prompts:
     """Read and check both prompt sets.
 
     Args:
         reserved: Texts that no prompt may contain.
+        check: Refuses prompts that the reward cannot score, see `check_metadata`.
     """
     errors = Errors()
     with errors.collecting():
-        training = read_prompt_set(config.data.path, config, reserved)
+        check_training = None if check is None else partial(check, is_training=True)
+        training = read_prompt_set(config.data.path, config, reserved, check_training)
         check_prompts_suffice(training, prompts_per_step=config.rollout.prompts_per_step)
     with errors.collecting():
-        held_out = read_held_out(config, reserved)
+        held_out = read_held_out(config, reserved, check)
     errors.raise_all()
     return Prompts(training=training, held_out=held_out)
 
 
-def read_held_out(config: Config, reserved: ReservedTokens) -> PromptSource:
+def read_held_out(
+    config: Config, reserved: ReservedTokens, check: Callable[..., None] | None = None
+) -> PromptSource:
     """Read and check the held-out prompts; refuse to group them by a column that none has.
 
     Args:
         reserved: Texts that no prompt may contain.
+        check: As for `read_prompts`.
     """
-    held_out = read_prompt_set(config.data.eval_path, config, reserved)
+    held_out = read_prompt_set(config.data.eval_path, config, reserved, check)
     column = config.eval.group_by
     columns = dict.fromkeys(name for row in held_out.metadata() for name in row)
     if column is not None and column not in columns:
@@ -65,18 +74,32 @@ def read_held_out(config: Config, reserved: ReservedTokens) -> PromptSource:
     return held_out
 
 
-def read_prompt_set(path: str, config: Config, reserved: ReservedTokens) -> PromptSource:
+def read_prompt_set(
+    path: str,
+    config: Config,
+    reserved: ReservedTokens,
+    check: Callable[[PromptSource], None] | None = None,
+) -> PromptSource:
     """Read prompts of a file, a folder, a hub data set, or the embedded world (`tiny:...`).
 
     Args:
         reserved: Texts that no prompt may contain.
+        check: As for `load_prompts`.
     """
     height, width = config.rollout.height, config.rollout.width
     if path.startswith(EMBEDDED):
         name = path.removeprefix(EMBEDDED)
-        return embedded_prompts(name, height=height, width=width, sources=config.data.sources)
+        prompts = embedded_prompts(name, height=height, width=width, sources=config.data.sources)
+        if check is not None:
+            check(prompts)
+        return prompts
     return load_prompts(
-        path, height=height, width=width, reserved=reserved, sources=config.data.sources
+        path,
+        height=height,
+        width=width,
+        reserved=reserved,
+        sources=config.data.sources,
+        check=check,
     )
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from glm_grpo.config import Config
 from glm_grpo.data.prompts import PromptSource
-from glm_grpo.errors import ConfigError, Errors
+from glm_grpo.errors import ConfigError, DataError, Errors
 from glm_grpo.setup.prompts import Prompts
 from rewards.base import asks_for_objects
 from rewards.coverage import check_prompts, describe_uncovered
 from rewards.problems import Problem, describe_problems
 from rewards.score import Scorer
 from rewards.types import Prompt, RewardError
+
+_MOST_ERRORS = 10
+"""Prompts of a set that are refused by a term, each with its reason."""
 
 ASKING = "asks for a text in quotation marks, or by the field `text`"
 """What a prompt does to which a term of texts applies."""
@@ -81,30 +85,37 @@ def check_terms(config: Config) -> None:
 
 def check_metadata(config: Config, prompts: PromptSource, *, is_training: bool = False) -> None:
     """Refuse prompts whose further columns ask for what a term could never score."""
+    errors = Errors()
     for term in config.reward.terms.values():
         if is_training and (config.train.method == "sft" or term.when != "always"):
             continue
         rows = zip(prompts.ids(), prompts.origins(), prompts.metadata(), strict=True)
+        problems = term.check_metadata(
+            {
+                f"{key} ({origin})": row
+                for key, origin, row in rows
+                if fnmatchcase(key, term.prompt_ids)
+            }
+        )
         try:
-            term.check_metadata(
-                {
-                    f"{key} ({origin})": row
-                    for key, origin, row in rows
-                    if fnmatchcase(key, term.prompt_ids)
-                }
-            )
+            for problem in islice(problems, _MOST_ERRORS):
+                with errors.collecting():
+                    raise DataError(problem)
+            if next(problems, None) is not None:
+                with errors.collecting():
+                    raise DataError(f"{prompts.path}: other rows are not checked yet")
         except RewardError as error:
             raise ConfigError(str(error)) from error
+    errors.raise_all()
 
 
 def check_rows(config: Config, prompts: Prompts) -> None:
-    """Refuse prompts that no term could score, as far as their rows tell without a scorer.
+    """Refuse prompts to which no term applies, as far as their rows tell without a scorer.
 
     A target image that some rows lack is noticed when the prompts are loaded.
     """
     for _, prompt_set in prompts.named():
         is_training = prompt_set is prompts.training
-        check_metadata(config, prompt_set, is_training=is_training)
         # The training prompts of a supervised run are not scored.
         if not (is_training and config.train.method == "sft"):
             _check_covered(config, prompt_set)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
@@ -147,10 +147,13 @@ class CompositionConfig(TermConfig):
                 raise RewardError(f"{_KIND}.test_class {self.test_class!r}: {unknown}")
 
     @override
-    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
+    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
         known = detector_classes(self.detector, key=_DETECTOR, folder=self.folder)
         for prompt, metadata in rows.items():
-            self.check_row(prompt, metadata, known)
+            try:
+                self.check_row(prompt, metadata, known)
+            except RewardError as error:
+                yield str(error)
 
     def check_row(
         self, prompt: str, metadata: Mapping[str, object], known: Sequence[str] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -158,9 +158,12 @@ class VlmJudgeConfig(TermConfig):
         return tuple(found[1] for field in self._fields() if (found := _COLUMN.match(field)))
 
     @override
-    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> None:
+    def check_metadata(self, rows: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
         for prompt, metadata in rows.items():
-            self.ask(Prompt(prompt, "", metadata=metadata))
+            try:
+                self.ask(Prompt(prompt, "", metadata=metadata))
+            except RewardError as error:
+                yield str(error)
 
     def ask(self, prompt: Prompt) -> tuple[Question, ...]:
         """Format the questions about an image for this prompt.
