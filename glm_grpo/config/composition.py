@@ -391,7 +391,8 @@ def _without_answered(reason: str, answered: Set[str]) -> str:
     if refused and answered & {refused[1], refused[1].removeprefix(_TERMS).removesuffix(".weight")}:
         return ""
     # A key that does not exist would be refused with a + as well.
-    reason = re.sub(r"\nTo append to your config use \+.*", "", reason)
+    if not (refused and _is_known(refused[1])):
+        reason = re.sub(r"\nTo append to your config use \+.*", "", reason)
     return re.sub(
         r"( Check that it's in [^\n]*)?\s*Config search path:.*", "", reason, flags=re.DOTALL
     )
@@ -420,7 +421,9 @@ def _refuse_names_in_lists(overrides: Iterable[str]) -> None:
 
 def _is_known(key: str) -> bool:
     # Below `hydra`, and with / or @, keys are Hydra's.
-    return key in (*_KEYS, *KINDS) or bool(re.search("[/@]|^hydra", key)) or _is_group(key)
+    if key in (*_KEYS, *KINDS) or re.search("[/@]|^hydra", key) or _is_group(key):
+        return True
+    return any(known.startswith(f"{key}.") for known in _KEYS)
 
 
 def _nearest_keys(key: str) -> list[str]:

@@ -88,6 +88,7 @@ def test_options_of_a_term_are_set_though_no_file_gives_them() -> None:
         ("reward.terms.ocr.wieght=1", r"did you mean reward\.terms\.ocr\.weight\?$"),
         ("lpip=1", r"lpip: did you mean lpips\?"),
         ("psnr=0.2", r"use \+reward\.terms\.psnr\.weight=0\.2$"),
+        ("remote=0.2", r"composed: Could not .*\n.* use \+reward\.terms\.remote\.weight=0\.2$"),
         ("reward.terms.psnr.std_floor=1", r"reward\.terms\.psnr\.weight \(not given\)"),
         ("reward.terms.orc.std_floor=1", r"remedy: did you mean ocr\?"),
         ("reward.terms.psnr={weight: 0.1}", r"use \+reward\.terms\.psnr=\{weight: 0\.1\}$"),
@@ -118,6 +119,12 @@ def test_a_tilde_of_an_override_is_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert compose_config(None, "tiny", [word]).run_dir == f"{tmp_path}/mine"
     assert parse_override("data.path=~/a.txt") == ("data.path", f"{tmp_path}/a.txt")
+
+
+def test_a_term_to_add_is_named_beside_a_misspelt_key() -> None:
+    meant = r"train\.stps: did you mean train\.steps\?\n.*\n.* use \+reward\.terms\.hps\.weight=1$"
+    with pytest.raises(ConfigError, match=meant):
+        compose_config(None, "tiny", ["hps=1", "train.stps=3"])
 
 
 def test_an_unknown_config_is_refused_with_the_one_that_was_meant() -> None:
