@@ -114,6 +114,12 @@ def test_run_training_refuses_what_cannot_fit_before_there_is_a_run_folder(
     assert not (tmp_path / "run").exists()
 
 
+def test_check_passes_a_supervised_run_whose_config_has_a_kl(configs_dir: Path) -> None:
+    changes = ["train.method=sft", "loss.kl_coef=0.01"]
+    *_, last = check_config(compose_config(configs_dir, "tiny", [*LEAST, *changes]))
+    assert last.startswith("self-check: ")
+
+
 def test_check_describes_how_far_the_exported_average_is_behind() -> None:
     said = describe_average(0.999, 20)
     assert re.search(r"eval\.ema_decay = 0\.999 .* 2\.0 steps .* 90 %", said)

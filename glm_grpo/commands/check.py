@@ -58,7 +58,9 @@ def check_config(config: Config) -> Iterator[str]:
     batch = build_batch(config, prompts.training, 1)
     if found := check_code_path(models, batch):
         yield f"code path: {found}"
-    experience = collect(models, batch, config, clock=PhaseClock())
+    # A supervised run keeps no reference, though its config may have a KL to one.
+    sampled = config if config.needs_reference else config.without_reference()
+    experience = collect(models, batch, sampled, clock=PhaseClock())
     yield f"one rollout: {_describe_means(experience.scores)}"
     if config.advantage.credit == "place":
         found = f"credit: {describe_credit(experience.scores, config.reward.combine)}"
