@@ -92,7 +92,6 @@ def test_the_package_is_a_command(
     [
         (["trian", "--config-dir", "my-run"], "'trian'"),
         (["generate", "my-run"], "`glm-grpo export RUN DIR` writes DIR/generate.py"),
-        (["train", "--device", "cuda:3"], "--device: choose the GPU .*CUDA_VISIBLE_DEVICES=3"),
         (["plan", "--cup"], "--cup$"),
         (["check", "--config", "a"], "--config-name, --config-dir"),
         (["plan", "--memory", "24"], "--memory: '24' .*unit"),
@@ -122,6 +121,12 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
     (tmp_path / "folder.png").mkdir()
     monkeypatch.chdir(tmp_path)
     assert re.search(told, refusal_of(words, capsys))
+
+
+def test_train_names_the_variable_that_chooses_a_gpu() -> None:
+    # Below `cli.main`, which ends the process some seconds after a refused `train`.
+    with pytest.raises(ConfigError, match="--device: choose the GPU .*CUDA_VISIBLE_DEVICES=3"):
+        run_hydra(["--device", "cuda:3"])
 
 
 @pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx-4090", "4090"])
