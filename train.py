@@ -15,4 +15,5 @@ import sys
 from glm_grpo.cli import main
 
 if __name__ == "__main__":
-    main(["train", *sys.argv[1:]])
+    sys.argv.insert(1, "train")
+    main()

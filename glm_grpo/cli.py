@@ -25,6 +25,7 @@ from rich.console import Console, RenderableType
 from glm_grpo.commands import arguments as types
 from glm_grpo.plan.devices import DEVICES, KNOWN, Hardware
 from glm_grpo.streams import ignore_broken_pipe
+from glm_grpo.terminal import ended_in_any_case, errors_explained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,8 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # terms import too, would then refuse to be imported. Nothing here opens a window.
     os.environ.pop("MPLBACKEND", None)
     words = sys.argv[1:] if arguments is None else list(arguments)
+    # A program that calls this function goes on after an error.
+    ending = ended_in_any_case() if arguments is None else nullcontext()
     if words[:1] == ["train"] and not {"-h", "--help"}.intersection(words):
-        _train(words[1:])
+        with ending:
+            _train(words[1:])
         return
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("glm_grpo").setLevel(logging.INFO)
@@ -69,10 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = (
         parser.parse_args(words) if chosen is None else chosen.parse_intermixed_args(words[1:])
     )
-    from glm_grpo.terminal import ended_in_any_case, errors_explained
-
-    # A program that calls this function goes on after an error.
-    ending = ended_in_any_case() if arguments is None else nullcontext()
     with ending, errors_explained(f"glm-grpo {words[0]}"):
         options.command(options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -124,9 +125,19 @@ def test_a_refused_value_comes_with_its_rule_and_remedy(
 
 
 def test_train_names_the_variable_that_chooses_a_gpu() -> None:
-    # Below `cli.main`, which ends the process some seconds after a refused `train`.
     with pytest.raises(ConfigError, match="--device: choose the GPU .*CUDA_VISIBLE_DEVICES=3"):
         run_hydra(["--device", "cuda:3"])
+
+
+def test_a_refused_train_leaves_the_program_that_called_it_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    # The thread that ends a hanging program after some seconds would end this one.
+    threads = threading.enumerate()
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--device", "cuda:3"])
+    assert threading.enumerate() == threads
 
 
 @pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx-4090", "4090"])

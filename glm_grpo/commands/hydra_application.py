@@ -29,7 +29,7 @@ from glm_grpo.config.composition import (
 from glm_grpo.config.other_trainers import counterpart_of
 from glm_grpo.errors import ConfigError
 from glm_grpo.output import printable
-from glm_grpo.terminal import FULL_ERROR, ended_in_any_case, errors_explained
+from glm_grpo.terminal import FULL_ERROR, errors_explained
 from glm_grpo.training.interrupt import interrupt
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def train_by_words(words: Sequence[str]) -> None:
     # By default Hydra ends every error with exit code 1 and a shortened traceback; the switch
     # makes it pass the exception on.
     switch = env_override({FULL_ERROR: "1"})
-    with ended_in_any_case(), errors_explained("glm-grpo train"), switch:
+    with errors_explained("glm-grpo train"), switch:
         run_hydra(words)
 
 
