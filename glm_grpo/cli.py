@@ -425,7 +425,7 @@ def _config_words(options: argparse.Namespace) -> list[str]:
 
 
 @_command(
-    "evaluate a checkpoint, or a base model, on the held-out prompts",
+    "evaluate a checkpoint, or the base model, on the held-out prompts",
     "glm-grpo eval outputs/DATE/TIME",
     "glm-grpo eval outputs/DATE/TIME data.eval_path=other.jsonl    # on other prompts",
     "glm-grpo eval outputs/DATE/TIME rollout.min_p=0.02    # with another sampler",

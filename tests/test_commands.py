@@ -207,18 +207,10 @@ def test_longest_prompt_is_counted_by_the_models_own_processor(config: Config) -
     assert counts[1] == encoded.input_ids.shape[1] > counts[0]
 
 
+@pytest.mark.usefixtures("unloadable_model")
 def test_run_training_says_where_it_writes_before_a_model_is_loaded(
-    config: Config,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    give_memory: Callable[[int | None], None],
-    monkeypatch: pytest.MonkeyPatch,
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ModelError("not loaded")
-
-    monkeypatch.setattr("glm_grpo.setup.prepared_run.load_models", refuse)
-    give_memory(None)
     caplog.set_level(logging.INFO, logger="glm_grpo")
     resumed = config.model_copy(
         update={"train": config.train.model_copy(update={"resume": "auto"})}
@@ -276,6 +268,19 @@ WITHOUT_TARGETS = (
     "reward.combine=normalize_then_sum",
     *("lpips=0", "ssim=0"),
 )
+
+
+@pytest.fixture
+def unloadable_model(
+    give_memory: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuses to load any model, on a machine of unknown memory."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("not loaded")
+
+    monkeypatch.setattr("glm_grpo.setup.prepared_run.load_models", refuse)
+    give_memory(None)
 
 
 @pytest.fixture
@@ -585,16 +590,10 @@ def test_a_row_that_no_term_can_score_is_refused_though_the_model_is_missing(
     assert "prompts.jsonl, line 2: prompt 00001 ('a cat') cannot be rewarded" in str(caught.value)
 
 
+@pytest.mark.usefixtures("unloadable_model")
 def test_a_text_that_the_scorer_cannot_read_is_refused_before_the_model_is_loaded(
     text_config: Callable[..., Config],
-    give_memory: Callable[[int | None], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ModelError("not loaded")
-
-    monkeypatch.setattr("glm_grpo.setup.prepared_run.load_models", refuse)
-    give_memory(None)
     config = text_config({"prompt": "a sign", "text": "OPEN \U0001f642"})
     for start in (lambda: list(check_config(config)), lambda: run_training(config)):
         with pytest.raises(RewardError, match="prompt 00000 asks for the text .* cannot read"):

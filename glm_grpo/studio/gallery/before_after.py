@@ -275,7 +275,7 @@ def write_before_after(folder: RunFolder, summary: Sequence[SummaryRow]) -> Path
 
 
 def write_report_of_base(folder: RunFolder) -> Path:
-    """Write `gallery/report.html` of an evaluation of a base model; returns its path."""
+    """Write `gallery/report.html` of an evaluation of the base model; returns its path."""
     config = read_config(folder)
     report = None
     # The gallery names the damage.

@@ -114,7 +114,7 @@ def read_settings(folder: RunFolder) -> Settings:
 
 
 def is_of_base(folder: RunFolder) -> bool:
-    """Whether `glm-grpo eval` evaluated a base model here, so that no step will follow."""
+    """Whether `glm-grpo eval` evaluated the base model here, so that no step will follow."""
     try:
         provenance = read_provenance(folder)
     except StorageError:

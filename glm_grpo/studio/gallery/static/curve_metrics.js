@@ -137,8 +137,6 @@
             ["Share of the differences in groups that has a place", ["credit/placed"]],
             ["Root mean square of the tokens' advantages", ["credit/token_rms"]],
             ["Zero-std groups that were replaced", ["advantage/discarded_groups"]],
-            ["Training prompts seen, as a fraction", ["prompts/seen_fraction"]],
-            ["Effective number of prompts", ["prompts/effective_number"]],
           ]),
           ...ofTerms("Standard deviation inside groups, by term", "std_within"),
           ...ofTerms("Groups in which a term has no standard deviation, as a fraction", "zero_std_fraction"),
