@@ -130,8 +130,8 @@ def _describe_sheet(prompts: Sequence[str]) -> list[str]:
     lines = "".join(f"{number}. {_text(prompt)}\n" for number, prompt in enumerate(shown, 1))
     return [
         f"![Held-out prompts before and after training]({_SHEET})\n",
-        "The held-out prompts whose first image changed most in its total, up or down, with the "
-        f"same seeds each time:\n\n{lines}",
+        "The held-out prompts whose first image changed most in its total, for better or worse, "
+        f"with the same seeds each time:\n\n{lines}",
     ]
 
 
